@@ -45,6 +45,23 @@ def test_json_and_jax(step: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["bound_seconds"] <= first["seconds"]
     assert first["fits"]
     assert "jax.make_mesh" in found["jax"]
+    assert list(first["in_shardings"]) == ["w", "x"]
+    assert sum(first["parts"].values()) == pytest.approx(first["seconds"])
+    assert sum(first["memory"].values()) == first["peak_bytes_per_device"]
+    assert "explanation" not in found
+
+
+def test_an_explanation_and_a_picture(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main(["layout", step, "--chips", "2", "--explain", "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "best: " in out
+    assert "half the batch: " in out
+    assert "<svg" in page.read_text()
+    assert main(["layout", step, "--chips", "2", "--explain", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["explanation"]
+    assert {"bound", "waits", "runners_up", "what_if"} == set(found)
+    assert found["what_if"][0]["change"] == "twice the bandwidth of links"
 
 
 def test_what_is_refused(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,15 +75,25 @@ class Lane(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Rows, and how long all of it takes: in seconds, or in steps of a plan."""
+    """Rows, and how long all of it takes: in seconds, or in steps of a plan.
+
+    Rows that ``compare`` are things of which each ends by itself: beside a row stands when, and there is no idle time.
+    """
 
     title: str
     seconds: float
     lanes: tuple[Lane, ...]
     in_seconds: bool = True
+    compare: bool = False
 
     def time_text(self, time: float) -> str:
         return time_text(time) if self.in_seconds else f"{time:g}"
+
+    def beside(self, lane: Lane) -> str:
+        """What stands beside a row: the share of the time in which it is busy, or when it ends."""
+        if self.compare:
+            return self.time_text(max((span.end for span in lane.spans), default=0.0))
+        return f"{lane.busy() / self.seconds if self.seconds else 0.0:.0%}"
 
     def kinds(self) -> dict[str, float]:
         """How long each kind of span takes in all, the longest first."""
@@ -141,24 +151,24 @@ def text_lines(chart: Chart, width: int | None = None) -> list[Line]:
     owners, units = (max((len(getattr(lane, of)) for lane in shown), default=0) for of in ("owner", "unit"))
     wide = terminal_width() if width is None else width
     label = owners + units + (1 if owners and units else 0)
-    room = max(NARROWEST, wide - label - 8)
+    room = max(NARROWEST, wide - label - (12 if chart.compare else 8))
+    nothing = " " if chart.compare else IDLE
     lines: list[Line] = []
     before = ""
     for lane in shown:
         owner = lane.owner if lane.owner != before else ""
         before = lane.owner
         cells = _cells(lane, chart.seconds, room)
-        busy = lane.busy() / chart.seconds if chart.seconds else 0.0
         columns = ([f"{owner:<{owners}}"] if owners else []) + ([lane.unit] if units else [])
         line = [TextPiece(" ".join(columns).ljust(label) + " |")]
         for kind in cells:
-            line.append(TextPiece(IDLE) if kind is None else TextPiece(letters[kind], colors[kind]))
-        lines.append([*line, TextPiece(f"| {busy:>4.0%}")])
+            line.append(TextPiece(nothing) if kind is None else TextPiece(letters[kind], colors[kind]))
+        lines.append([*line, TextPiece(f"| {chart.beside(lane):>4}")])
     end = chart.time_text(chart.seconds)
     lines.append([TextPiece(" " * (label + 2) + "0" + end.rjust(room - 1))])
     if len(chart.lanes) > len(shown):
         lines.append([TextPiece(f"and {len(chart.lanes) - len(shown)} more rows")])
-    return lines + _legend(letters, colors, wide)
+    return lines + _legend(letters, colors, wide, () if chart.compare else ("idle",))
 
 
 def _letters(kinds: Sequence[str]) -> dict[str, str]:
@@ -199,10 +209,10 @@ def _cells(lane: Lane, seconds: float, count: int) -> list[str | None]:
     return found
 
 
-def _legend(letters: dict[str, str], colors: dict[str, str], width: int) -> list[Line]:
+def _legend(letters: dict[str, str], colors: dict[str, str], width: int, idle: Sequence[str]) -> list[Line]:
     """The kinds with their letters, as many on a line as have room."""
     entries = [[TextPiece(letter, colors[kind]), TextPiece(f" {kind}")] for kind, letter in letters.items()]
-    entries.append([TextPiece(f"{IDLE} idle")])
+    entries += [[TextPiece(f"{IDLE} {name}")] for name in idle]
     lines: list[list[TextPiece]] = [[]]
     used = 0
     for n, entry in enumerate(entries):
@@ -230,8 +240,7 @@ def fragment(chart: Chart) -> str:
     labels, boxes = [], []
     for row, lane in enumerate(chart.lanes):
         top = _GAP + row * (_ROW + _GAP)
-        busy = lane.busy() / chart.seconds if chart.seconds else 0.0
-        label = escape(f"{lane.label} {busy:.0%}")
+        label = escape(f"{lane.label} {chart.beside(lane)}")
         labels.append(f'<div style="height:{_ROW + _GAP}px;white-space:nowrap">{label}</div>')
         boxes.append(f'<rect x="0" y="{top}" width="{_WIDTH}" height="{_ROW}" fill="#f1f1f1"/>')
         boxes += [_box(span, lane, chart, top, colors) for span in _merged(lane.spans, shortest)]

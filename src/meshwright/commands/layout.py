@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from math import inf
 from typing import Any
 
 from meshwright.commands.assumptions import assumptions
@@ -15,6 +16,8 @@ from meshwright.commands.search import read_chips
 from meshwright.core import tree
 from meshwright.errors import TextError
 from meshwright.hardware.roofline import MODES
+from meshwright.search.explained import parts_of, waits_of
+from meshwright.search.layout.explain import memory_of
 from meshwright.search.layout.find import NoLayoutFits, find_layout
 from meshwright.search.layout.found import FoundLayout, FoundLayouts
 
@@ -37,6 +40,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
                         help="a chip ('h100'), or chips in a shape ('tpu v5p 4x4x4') (default: h100)")  # fmt: skip
     parser.add_argument("--memory", type=float, metavar="GB", help="of a device (default: what the chip has)")
     parser.add_argument("--mode", default="exact", choices=MODES, help="how times are reckoned (default: exact)")
+    parser.add_argument("--explain", action="store_true",
+                        help="say what bounds the best, what others lose, what would make another best")  # fmt: skip
+    parser.add_argument("--html", metavar="FILE.html", help="write a picture of where the seconds go")
     parser.add_argument("--jax", action="store_true", help="print the code for JAX")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show (default: 10)")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
@@ -62,10 +68,14 @@ def run(args: argparse.Namespace) -> int:
         return 1
     finally:
         _say("")
+    if args.html:
+        found.to_html(args.html)
     if args.json:
-        print(json.dumps(facts(found, args.top, machine.text), indent=2))
+        print(json.dumps(facts(found, args.top, machine.text, args.explain), indent=2))
     else:
         print(FoundLayouts(found.found[: args.top], found.bound_seconds).table())
+        if args.explain:
+            print(f"\n{found.explain()}")
         print(f"\n{found.best.code('jax' if args.jax else 'meshwright')}")
     return 0
 
@@ -76,26 +86,42 @@ def _say(mesh: str) -> None:
         print(f"\r\033[K{f'mesh {mesh} …' if mesh else ''}", end="", file=sys.stderr, flush=True)
 
 
-def facts(found: FoundLayouts, top: int, hardware: str) -> dict[str, Any]:
+def facts(found: FoundLayouts, top: int, hardware: str, explain: bool) -> dict[str, Any]:
     """Layouts as JSON has them."""
+    explained: dict[str, Any] = {}
+    if explain:
+        explained["bound"] = found.best.simulation.bound
+        explained["waits"] = [
+            {**one._asdict(), "source": str(one.source or "")} for one in waits_of(found.best.simulation)
+        ]
+        explained["runners_up"] = [one._asdict() for one in found.compare()[1:]]
+        explained["what_if"] = [_finite(one._asdict()) for one in found.what_if()]
     return {
         "hardware": hardware,
         "bound_seconds": found.bound_seconds,
         "layouts": [_facts(one) for one in found.found[:top]],
+        **({"explanation": explained} if explain else {}),
         "code": found.best.code(),
         "jax": found.best.code("jax"),
     }
 
 
+def _finite(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts without infinite numbers, which JSON does not have."""
+    return {name: None if one == inf else one for name, one in facts.items()}
+
+
 def _facts(one: FoundLayout) -> dict[str, Any]:
+    assert one.step is not None
+    specs = [str(s.spec) for s in tree.leaves(one.in_shardings)]
     return {
         "mesh": dict(one.mesh.shape),
         "name": one.name,
-        "in_shardings": [str(s.spec) for s in tree.leaves(one.in_shardings)],
+        "in_shardings": dict(zip(one.step.leaf_names, specs, strict=True)),
         "constraints": [str(constraint) for constraint in one.constraints],
         "seconds": one.seconds,
-        "compute_seconds": one.simulation.compute_seconds,
-        "exposed_seconds": one.simulation.exposed_seconds,
+        "parts": parts_of(one.simulation),
         "peak_bytes_per_device": one.peak_bytes_per_device,
+        "memory": memory_of(one),
         "fits": one.fits,
     }

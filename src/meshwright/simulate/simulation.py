@@ -54,7 +54,7 @@ class Simulation(Charted):
 
     def leaves(self) -> Iterator[tuple[Task, int]]:
         """Every kernel and collective, and how often it runs."""
-        yield from _leaves(self.block, 1)
+        yield from block_leaves(self.block, 1)
 
     @property
     def flops(self) -> float:
@@ -319,15 +319,16 @@ def _facts(task: Task) -> dict[str, Any]:
     }
 
 
-def _leaves(block: TaskBlock, times: int) -> Iterator[tuple[Task, int]]:
+def block_leaves(block: TaskBlock, times: int = 1) -> Iterator[tuple[Task, int]]:
+    """Every kernel and collective of a block and of the loops in it, and how often it runs."""
     for task in block.tasks:
         if task.body is None:
             yield task, times
         else:
-            yield from _leaves(task.body, times * task.times)
+            yield from block_leaves(task.body, times * task.times)
 
 
 def _unit_time(task: Task, unit: str) -> float:
     """How long one iteration of a loop keeps a part of the machine busy."""
     assert task.body is not None
-    return sum(times * one.cost.seconds for one, times in _leaves(task.body, 1) if unit in one.cost.units)
+    return sum(times * one.cost.seconds for one, times in block_leaves(task.body, 1) if unit in one.cost.units)

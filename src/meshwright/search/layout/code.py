@@ -27,8 +27,8 @@ def code_of(layout: FoundLayout, to: str) -> str:
     trees = tree.unflatten(step.in_tree, [_Code(s) for s in specs])[0]
     names = []
     for n, part in enumerate(trees):
-        names.append(f"argument_{n}")
-        lines.append(f"argument_{n} = {_tree_text(part)}")
+        names.append(f"{step.names[n]}_specs")
+        lines.append(f"{names[-1]} = {_tree_text(part)}")
     placed = ("jax.tree.map(lambda spec: NamedSharding(mesh, spec), ({0},), is_leaf=lambda x: isinstance(x, P))"
               if jax else "mw.tree.map(lambda spec: NamedSharding(mesh, spec), ({0},))")  # fmt: skip
     lines.append(f"in_shardings = {placed.format(', '.join(names))}")

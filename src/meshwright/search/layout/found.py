@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
+from meshwright.chart.gantt import Chart, Charted
 from meshwright.compile.compiled import Compiled
-from meshwright.core.program import Program
+from meshwright.core.program import Program, Var
 from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
+from meshwright.search.explained import LayoutParts, WhatIf, compare_chart, shown_time
 from meshwright.search.layout.code import code_of
+from meshwright.search.layout.explain import compared, explained, mesh_text, what_ifs
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import Simulation
@@ -46,6 +49,7 @@ class FoundLayout:
     constraints: tuple[Constraint, ...] = ()
     step: Step | None = field(default=None, repr=False)
     program: Program | None = field(default=None, repr=False)
+    specs: Mapping[Var, PartitionSpec] = field(default_factory=dict, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -78,7 +82,7 @@ class FoundLayout:
 
 
 @dataclass(frozen=True, eq=False)
-class FoundLayouts:
+class FoundLayouts(Charted):
     """What a search found, the fastest that fits first, and the seconds that nothing in its space is below."""
 
     found: tuple[FoundLayout, ...]
@@ -103,11 +107,11 @@ class FoundLayouts:
         heads = ("mesh", "layout", "seconds", "compute", "exposed", "memory", "")
         rows = [
             (
-                " ".join(f"{name}={size}" for name, size in one.mesh.shape.items()),
+                mesh_text(one.mesh.shape),
                 one.name,
                 time_text(one.seconds),
-                time_text(one.simulation.compute_seconds),
-                time_text(one.simulation.exposed_seconds),
+                shown_time(one.simulation.compute_seconds, one.seconds),
+                shown_time(one.simulation.exposed_seconds, one.seconds),
                 size_text(one.peak_bytes_per_device),
                 "" if one.fits else "does not fit",
             )
@@ -120,3 +124,49 @@ class FoundLayouts:
         return "\n".join([*lines, f"no layout takes less than {time_text(self.bound_seconds)} (the first: {gap:+.0%})"])
 
     __str__ = table
+
+    def compare(self, runners_up: int = 4) -> tuple[LayoutParts, ...]:
+        """Where the seconds and bytes of the best go, and of others: the fastest of each other mesh, and the next.
+
+        >>> import meshwright as mw
+        >>> shape = lambda *dims: mw.ShapeDtypeStruct(dims, "float32")
+        >>> found = mw.find_layout(lambda w, x: x @ w, shape(1024, 1024), shape(8192, 1024), topology="h100 8")
+        >>> first = found.compare()[0]
+        >>> first.seconds == found.best.seconds, list(first.memory)
+        (True, ['w', 'x', 'made by the step'])
+        """
+        return compared(self, runners_up)
+
+    def what_if(self) -> tuple[WhatIf, ...]:
+        """What is best of the layouts found after one change: other links, memory, chips, more of them, another batch.
+
+        >>> import meshwright as mw
+        >>> shape = lambda *dims: mw.ShapeDtypeStruct(dims, "float32")
+        >>> found = mw.find_layout(lambda w, x: x @ w, shape(1024, 1024), shape(8192, 1024), topology="h100 8")
+        >>> found.what_if()[0].change
+        'twice the bandwidth of links'
+        """
+        return what_ifs(self)
+
+    def explain(self, runners_up: int = 4) -> str:
+        """What bounds the best, what others lose and where, and which single change would make another best.
+
+        >>> import meshwright as mw
+        >>> shape = lambda *dims: mw.ShapeDtypeStruct(dims, "float32")
+        >>> found = mw.find_layout(lambda w, x: x @ w, shape(1024, 1024), shape(8192, 1024), topology="h100 8")
+        >>> "best: " in found.explain()
+        True
+        """
+        return explained(self, runners_up)
+
+    def chart(self) -> Chart:
+        """A row for each of `compare`, made up of compute and of the waits along each axis."""
+        best = self.best.simulation
+        return compare_chart(f"{best.topology.text}: seconds of a step", self.compare())
+
+    def show(self, use_color: bool = True) -> None:
+        """Show that chart where we are: in a notebook, on a terminal in colour, or as plain text."""
+        self.chart().view().show(use_color)
+
+    def _repr_html_(self) -> str:
+        return self.chart().view().html()

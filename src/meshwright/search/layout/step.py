@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Any
 
 from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
@@ -36,7 +37,7 @@ class Step:
                 why="their shardings are what it looks for",
                 fix='mw.find_layout(f, params, batch, topology="h100 64")',
             )
-        self.function, self.args = function, tuple(args)
+        self.function, self.args, self.batch_args = function, tuple(args), batch_args
         self.name = getattr(function, "__name__", "step")
         leaves, self.in_tree = tree.flatten((self.args, {}))
         self.types = tuple(leaf_type(x) for x in leaves)
@@ -44,12 +45,22 @@ class Step:
         self.out_tree = traced.out_tree
         self.program = simplified(traced.closed, self.out_tree)
         _check_structure(self.program)
+        self.names = _names(function, self.args)
         self.argument = [n for n, arg in enumerate(self.args) for _ in tree.leaves(arg)]
         self.batch = self._batch(batch_args)
         self.returned = self._returned()
         self.state = {n for n in range(len(self.args)) if self._is_state(n)}
         if batch_args is None:
             self.batch -= {n for n, arg in enumerate(self.argument) if arg in self.state}
+
+    def with_arguments(self, args: Sequence[Any]) -> Step:
+        """The same step on other arguments."""
+        return Step(self.function, args, self.batch_args)
+
+    @property
+    def leaf_names(self) -> list[str]:
+        """What each leaf of the arguments is called: ``params['up']``."""
+        return [name + path for name, arg in zip(self.names, self.args, strict=True) for path in tree.path_names(arg)]
 
     def _is_state(self, number: int) -> bool:
         mine = [n for n, arg in enumerate(self.argument) if arg == number]
@@ -143,6 +154,7 @@ class Step:
             tuple(_listed(self.program, specs)),
             self,
             program,
+            dict(specs),
         )
 
     def compiled(self, layout: FoundLayout) -> Compiled:
@@ -163,6 +175,16 @@ class Step:
 def _kind(t: TensorType) -> tuple[Any, Any]:
     """The shape and dtype of a value."""
     return t.shape, t.dtype
+
+
+def _names(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    """What the function calls its arguments; ``argument_1`` where it does not say."""
+    try:
+        given = list(signature(function).parameters.values())
+    except (TypeError, ValueError):
+        given = []
+    plain = [p.name for p in given if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    return [plain[n] if n < len(plain) else f"argument_{n}" for n in range(len(args))]
 
 
 def _listed(program: Program, specs: Mapping[Var, PartitionSpec]) -> Iterator[Constraint]:

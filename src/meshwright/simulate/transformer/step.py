@@ -10,7 +10,7 @@ backward, and updates its parameters.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from meshwright.simulate.machine import COMPUTE, TaskCost
 from meshwright.simulate.memory import Alive, MemoryUse, memory
 from meshwright.simulate.pipelines import PipelineTask, Starts, TaskTime, peak_activations, schedule_of
 from meshwright.simulate.schedule import Event, order_of
-from meshwright.simulate.simulation import Simulation
+from meshwright.simulate.simulation import Simulation, block_leaves
 from meshwright.simulate.tasks import Task, TaskBlock
 from meshwright.simulate.transformer import program as model
 from meshwright.simulate.transformer import regions
@@ -193,7 +193,7 @@ def _up_to(kinds: dict[str, int], peak: int) -> dict[str, int]:
 def _parts(block: TaskBlock, seconds: float, optimizer: float, bubble: float) -> dict[str, float]:
     """Where the time goes; the time that is neither compute nor bubble is shared out by the length of collectives."""
     compute, axes = 0.0, dict[str, float]()
-    for task, times in _leaves(block, 1):
+    for task, times in block_leaves(block, 1):
         if COMPUTE in task.cost.units:
             compute += times * task.cost.seconds
         elif task.cost.axes:
@@ -207,15 +207,7 @@ def _parts(block: TaskBlock, seconds: float, optimizer: float, bubble: float) ->
 
 def _product_flops(block: TaskBlock) -> float:
     """FLOPs of the matmuls of a device."""
-    return sum(times * task.cost.matmul_flops for task, times in _leaves(block, 1))
-
-
-def _leaves(block: TaskBlock, times: int) -> Iterator[tuple[Task, int]]:
-    for task in block.tasks:
-        if task.body is None:
-            yield task, times
-        else:
-            yield from _leaves(task.body, times * task.times)
+    return sum(times * task.cost.matmul_flops for task, times in block_leaves(block, 1))
 
 
 # Memory
