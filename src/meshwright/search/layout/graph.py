@@ -160,6 +160,7 @@ class Grouping:
         self.made: list[LayoutGroup] = []
         for step in steps:
             self.add(step)
+        self.join_updates(steps)
         self.groups = [g for g in self.made if self.find(g) is g]
         for number, group in enumerate(self.groups):
             group.number = number
@@ -216,6 +217,34 @@ class Grouping:
             main, group, step.like = None, self.find(known.group), known.outputs[0]
         step.group, step.main = group, main
         self.find(group).steps.append(step)
+
+    def join_updates(self, steps: Sequence[LayoutStep]) -> None:
+        """Put what is made of a gradient for the update of one parameter alone (its square, say) where the update is: a
+        gradient that is a partial sum is summed once, into the layout of the parameter."""
+        readers: dict[LaidValue, list[LayoutStep]] = {}
+        for step in steps:
+            for value in (*step.inputs, *([step.again] if step.again is not None else [])):
+                readers.setdefault(value, []).append(step)
+        joined: dict[LayoutStep, LayoutGroup] = {}
+        for step in reversed(steps):
+            if step.group is None or self.find(step.group).first is step or not _is_elementwise(step):
+                continue
+            group, shape = self.find(step.group), step.outputs[0].type.shape
+            into = {id(g): g for r in readers.get(step.outputs[0], []) if (g := joined.get(r) or self.group(r))}
+            if len(into) != 1 or len(step.outputs) != 1 or id(group) in into:
+                continue
+            (other,) = into.values()
+            if other.first.kind == "input" and other.first.outputs[0].type.shape == shape:
+                joined[step] = other
+        for step in reversed(steps):
+            if step in joined:
+                assert step.group is not None
+                self.find(step.group).steps.remove(step)
+                step.group, step.main, step.like = joined[step], None, joined[step].first.outputs[0]
+                step.group.steps.insert(1, step)
+
+    def group(self, step: LayoutStep) -> LayoutGroup | None:
+        return None if step.group is None else self.find(step.group)
 
     def source(self, value: LaidValue) -> LayoutGroup | None:
         step = value.step
