@@ -7,7 +7,7 @@ small value is made larger (a scale, broadcast), whoever reads it says in which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -31,6 +31,7 @@ class LaidValue:
     free: bool = False
     stored: bool = False
     var: Var | None = None
+    weight: int = 1  # of how many layers this one stands for, if one is read of many that are equal
 
 
 @dataclass(eq=False)
@@ -48,6 +49,7 @@ class LayoutStep:
     kernel: int | None = None
     again: LaidValue | None = None  # what a carry becomes
     like: LaidValue | None = None  # the value whose layout it has, if that is none of its operands
+    weight: int = 1
 
 
 @dataclass(eq=False)
@@ -58,7 +60,7 @@ class LayoutGroup:
     first: LayoutStep
     steps: list[LayoutStep]
     role: int = 0
-    count: int = 1  # of groups that play its role
+    count: int = 1  # of groups that play its role, in the whole program
 
 
 @dataclass(eq=False)
@@ -71,24 +73,29 @@ class LayoutGraph:
 
 
 class GraphReader:
-    """Reads the tasks of a program of one device into a graph."""
+    """Reads the tasks of a program of one device into a graph; ``repeated`` are the values of a layer that stands for
+    ``layers`` of them."""
 
-    def __init__(self, block: TaskBlock) -> None:
+    def __init__(self, block: TaskBlock, repeated: Set[Var] = frozenset(), layers: int = 1) -> None:
         self.steps: list[LayoutStep] = []
         self.kernels = 0
+        self.repeated, self.layers = repeated, layers
         env: dict[Atom, LaidValue] = {}
         inputs = []
         for var in block.program.inputs:
-            value = LaidValue(var.type, stored=True)
-            value.step = LayoutStep("input", [], [value])
+            value = LaidValue(var.type, stored=True, weight=self.weight(var, 1))
+            value.step = LayoutStep("input", [], [value], weight=value.weight)
             self.steps.append(value.step)
             env[var] = value
             inputs.append(value)
-        self.read(block, env, 1)
+        self.read(block, env, 1, 1)
         groups = Grouping(self.steps).groups
         self.graph = LayoutGraph(groups, inputs, self.steps)
 
-    def read(self, block: TaskBlock, env: dict[Atom, LaidValue], times: int) -> None:
+    def weight(self, var: Var, outer: int) -> int:
+        return self.layers if var in self.repeated else outer
+
+    def read(self, block: TaskBlock, env: dict[Atom, LaidValue], times: int, outer: int) -> None:
         program = block.program
         seconds: dict[int, float] = {}
         kernels: dict[int, int] = {}
@@ -107,13 +114,14 @@ class GraphReader:
         for eqn in program.eqns:
             body = bodies.get(id(eqn))
             if body is not None and eqn.op.structure is Structure.ROWS:
-                self.scan(eqn, body, env, times)
+                self.scan(eqn, body, env, times, self.weight(eqn.outputs[0], outer))
                 continue
             given = [self.value(atom, env) for atom in eqn.inputs]
             free = all(x.free for x in given) and not eqn.op.effects
             step = LayoutStep("eqn", given, [], times, eqn, seconds.get(id(eqn), 0.0), kernel=kernels.get(id(eqn)))
             for n, var in enumerate(eqn.outputs):
-                env[var] = LaidValue(var.type, step, n, free, var in stored, var=var)
+                step.weight = self.weight(var, outer)
+                env[var] = LaidValue(var.type, step, n, free, var in stored, var, step.weight)
                 step.outputs.append(env[var])
             if not free:
                 self.steps.append(step)
@@ -121,7 +129,7 @@ class GraphReader:
     def value(self, atom: Atom, env: Mapping[Atom, LaidValue]) -> LaidValue:
         return LaidValue(atom.type, free=True) if isinstance(atom, Literal) else env[atom]
 
-    def scan(self, eqn: Eqn, body: TaskBlock, env: dict[Atom, LaidValue], times: int) -> None:
+    def scan(self, eqn: Eqn, body: TaskBlock, env: dict[Atom, LaidValue], times: int, weight: int) -> None:
         consts, carried, length = eqn.params["consts"], eqn.params["carry"], eqn.params["length"]
         inner: dict[Atom, LaidValue] = {}
         carries = []
@@ -132,21 +140,21 @@ class GraphReader:
                 continue
             kind = "carry" if n < consts + carried else "row"
             count = times if kind == "carry" else times * length
-            step = LayoutStep(kind, [outer], [], count)
-            inner[var] = LaidValue(var.type, step, stored=kind == "carry", var=var)
+            step = LayoutStep(kind, [outer], [], count, weight=weight)
+            inner[var] = LaidValue(var.type, step, stored=kind == "carry", var=var, weight=weight)
             step.outputs = [inner[var]]
             self.steps.append(step)
             if kind == "carry":
                 carries.append(step)
-        self.read(body, inner, times * length)
+        self.read(body, inner, times * length, weight)
         for n, (atom, var) in enumerate(zip(body.program.outputs, eqn.outputs, strict=True)):
             found = self.value(atom, inner)
             if n < carried:
                 carries[n].again = found
                 env[var] = carries[n].outputs[0]
                 continue
-            step = LayoutStep("stack", [found], [], times)
-            env[var] = LaidValue(var.type, step, stored=True)
+            step = LayoutStep("stack", [found], [], times, weight=weight)
+            env[var] = LaidValue(var.type, step, stored=True, weight=weight)
             step.outputs = [env[var]]
             self.steps.append(step)
 
@@ -283,9 +291,9 @@ def _is_plain(eqn: Eqn | None) -> bool:
 _LOOKED_UP = (Across.READ, Across.WRITTEN, Across.CONVOLVED)
 
 
-def read_graph(block: TaskBlock) -> LayoutGraph:
-    """The graph of a program's tasks on one device."""
-    return GraphReader(block).graph
+def read_graph(block: TaskBlock, repeated: Set[Var] = frozenset(), layers: int = 1) -> LayoutGraph:
+    """The graph of a program's tasks on one device; ``repeated`` are the values of a layer that stands for so many."""
+    return GraphReader(block, repeated, layers).graph
 
 
 def alive_at_peak(graph: LayoutGraph) -> list[LaidValue]:
@@ -302,9 +310,10 @@ def alive_at_peak(graph: LayoutGraph) -> list[LaidValue]:
         for value in step.outputs:
             if value.stored:
                 spans.append((n, last.get(value, n), value))
-                bytes_at[n] += value.type.nbytes
+                nbytes = value.weight * value.type.nbytes
+                bytes_at[n] += nbytes
                 if last.get(value, n) + 1 < len(bytes_at):
-                    bytes_at[last.get(value, n) + 1] -= value.type.nbytes
+                    bytes_at[last.get(value, n) + 1] -= nbytes
     totals = list(accumulate(bytes_at))
     peak = totals.index(max(totals))
     return [value for first, end, value in spans if first <= peak <= end]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -72,7 +73,8 @@ def build(alive: Sequence[LaidValue], roles: Sequence[LayoutGroup], mesh: BaseMe
             times = g.group.count * max(step.times, source.step.times)
             have = maker.layouts[_alike(source, source.step.group, maker.group)]
             if role == number:
-                moved = [move_seconds(source.type.nbytes, h, n, cost) for h, n in zip(have, needs, strict=True)]
+                nbytes = source.type.nbytes
+                moved = [move_seconds(nbytes, h, n, cost) for h, n in zip(have, needs, strict=True)]
                 seconds[number] = seconds[number] + times * np.array(moved)
                 continue
             table = times * _table(source.type, have, needs, cost)
@@ -97,7 +99,7 @@ def _bytes(alive: Sequence[LaidValue], groups: Sequence[GroupWays]) -> list[np.n
         if group is not None:
             g = groups[group.role]
             layouts = g.layouts[_alike(value, group, g.group)]
-            found[group.role] += value.type.nbytes / np.array([blocks(s) for s in layouts], float)
+            found[group.role] += value.weight * value.type.nbytes / np.array([blocks(s) for s in layouts], float)
     return found
 
 
@@ -113,7 +115,14 @@ def _table(
     t: TensorType, have: Sequence[TensorSharding], needs: Sequence[TensorSharding], cost: MachineCost
 ) -> np.ndarray:
     """The seconds of a value from each layout into each."""
-    rows, columns = list(dict.fromkeys(have)), list(dict.fromkeys(needs))
-    small = np.array([[move_seconds(t.nbytes, h, n, cost) + (h is not n) * CHANGED for n in columns] for h in rows])
+    rows, columns = dict.fromkeys(have), dict.fromkeys(needs)
+    small = _seconds_between(t.nbytes, tuple(rows), tuple(columns), cost)
     at = {s: n for n, s in enumerate(rows)}, {s: n for n, s in enumerate(columns)}
     return small[np.ix_([at[0][h] for h in have], [at[1][n] for n in needs])]
+
+
+@lru_cache(maxsize=1 << 14)
+def _seconds_between(
+    nbytes: int, have: tuple[TensorSharding, ...], needs: tuple[TensorSharding, ...], cost: MachineCost
+) -> np.ndarray:
+    return np.array([[move_seconds(nbytes, h, n, cost) + (h != n) * CHANGED for n in needs] for h in have])

@@ -44,7 +44,7 @@ def assign_roles(graph: LayoutGraph) -> list[LayoutGroup]:
     found = []
     for _, alike in sorted(members.items()):
         chosen = alike[len(alike) // 2]  # one that stands among its like
-        chosen.count = len(alike)
+        chosen.count = sum(group.first.weight for group in alike)
         found.append(chosen)
     return found
 

@@ -1,6 +1,6 @@
 """The ways that cost least together, exactly.
 
-The cost of pairs is shared out to their ends until the sum of what each role costs at least is as high as it gets: that
+A role that meets one or two others is taken out by dynamic programming at once. Then the cost of pairs is shared out to their ends until the sum of what each role costs at least is as high as it gets: that
 bounds every choice (it is the bound of the linear relaxation's dual). Ways that no choice better than one at hand can
 have are taken out, and of what is left the best is found by dynamic programming, one role after the other.
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 MOST_ENTRIES = 1_000_000  # of the tables of the dynamic program
 MOST_DIMS = 16  # of one of them
+MOST_COLLAPSED = 300_000  # entries of a table in which a role that meets two others is taken out
 IMPOSSIBLE = 1e6  # seconds
 ROUNDS = (10, 20, 40, 80)  # of sharing out, before ways are taken out again
 
@@ -39,6 +40,12 @@ class Choices:
         for (a, b), table in pairs.items():
             self.pairs[a][b] = np.minimum(table, IMPOSSIBLE)
             self.pairs[b][a] = self.pairs[a][b].T
+
+    def only(self, roles: Sequence[int]) -> Choices:
+        """The choices of some roles alone, which meet no others."""
+        at = {n: k for k, n in enumerate(roles)}
+        pairs = {(at[a], at[b]): self.pairs[a][b] for a, b in self.edges()}
+        return Choices([self.alone[n] for n in roles], pairs)
 
     def edges(self) -> list[tuple[int, int]]:
         return [(a, b) for a, near in enumerate(self.pairs) for b in near if a < b]
@@ -106,23 +113,68 @@ class Choices:
         return np.array([kept[w] for kept, w in zip(self.kept, ways, strict=True)], int)
 
 
-def best_choice(alone: Sequence[np.ndarray], pairs: Pairs) -> Chosen:
-    """The best way for each role; if tables become too large, one from which no single change is better."""
-    choices = Choices(alone, pairs)
-    bound, cost = -inf, inf
+def best_choice(alone: Sequence[np.ndarray], pairs: Pairs, enough: float = inf) -> Chosen:
+    """The best way for each role; if tables become too large, or if it is known to cost more than ``enough``, one from
+    which no single change is better."""
+    whole = Choices(alone, pairs)
+    left, taken = _collapsed(whole)
+    chosen = _best_of(whole.only(left), enough)
     ways = np.zeros(len(alone), int)
+    ways[left] = chosen.ways
+    for n, roles, table in reversed(taken):
+        ways[n] = int(table[tuple(ways[m] for m in roles)])
+    return chosen._replace(ways=ways)
+
+
+def _best_of(choices: Choices, enough: float) -> Chosen:
+    bound, cost = -inf, inf
+    ways = np.zeros(len(choices.alone), int)
     for rounds in ROUNDS:
         bound = max(bound, choices.share(rounds))
-        found = choices.descend(np.array([int(u.argmin()) for u in choices.alone]))
+        found = choices.descend(np.array([int(u.argmin()) for u in choices.alone], int))
         if choices.cost(found) < cost:
             cost, ways = choices.cost(found), choices.named(found)
-        if cost - bound <= 1e-6 * abs(cost):
+        if cost - bound <= 1e-6 * abs(cost) or bound > enough:
             return Chosen(ways, cost, bound)
         choices.take_out(bound, cost * (1 + 1e-9))
         exact = _eliminate(choices)
         if exact is not None:
             return Chosen(choices.named(exact), choices.cost(exact), choices.cost(exact))
     return Chosen(ways, cost, bound)
+
+
+TakenOut = tuple[int, tuple[int, ...], np.ndarray]  # a role that was taken out, those it met, and its best way for theirs
+
+
+def _collapsed(choices: Choices) -> tuple[list[int], list[TakenOut]]:
+    """Take out roles that meet no more than two others, as long as there are any; the roles that are left, and those
+    taken out in order. One role is left in any case, with what the others cost."""
+    alone, pairs = choices.alone, choices.pairs
+    left, taken = dict.fromkeys(range(len(alone))), list[TakenOut]()
+    todo = list(left)
+    while todo and len(left) > 1:
+        n = todo.pop()
+        near = tuple(pairs[n])
+        if n not in left or len(near) > 2 or prod(len(alone[m]) for m in (n, *near)) > MOST_COLLAPSED:
+            continue
+        total = alone[n]
+        for place, m in enumerate(near):
+            total = total[..., None] + pairs[n][m].reshape(len(alone[n]), *[1] * place, len(alone[m]))
+        least = total.min(axis=0)
+        if len(near) == 2:
+            a, b = near
+            pairs[a][b] = np.minimum(pairs[a][b] + least if b in pairs[a] else least, IMPOSSIBLE)
+            pairs[b][a] = pairs[a][b].T
+        else:
+            other = near[0] if near else next(m for m in left if m != n)
+            alone[other] = alone[other] + least
+        for m in near:
+            del pairs[m][n]
+        pairs[n] = {}
+        del left[n]
+        taken.append((n, near, total.argmin(axis=0)))
+        todo += near
+    return list(left), taken
 
 
 def _order(choices: Choices) -> list[int] | None:
