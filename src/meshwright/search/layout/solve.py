@@ -1,8 +1,9 @@
 """The ways that cost least together, exactly.
 
-A role that meets one or two others is taken out by dynamic programming at once. Then the cost of pairs is shared out to their ends until the sum of what each role costs at least is as high as it gets: that
-bounds every choice (it is the bound of the linear relaxation's dual). Ways that no choice better than one at hand can
-have are taken out, and of what is left the best is found by dynamic programming, one role after the other.
+A role that meets one or two others is taken out by dynamic programming at once. Of those that are left, the cost of
+pairs is shared out to their ends until the sum of what each role costs at least is as high as it gets: that bounds
+every choice (it is the bound of the linear relaxation's dual). Ways that no choice better than one at hand can have
+are taken out, and of what is left the best is found by dynamic programming, one role after the other.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def _best_of(choices: Choices, enough: float) -> Chosen:
     return Chosen(ways, cost, bound)
 
 
-TakenOut = tuple[int, tuple[int, ...], np.ndarray]  # a role that was taken out, those it met, and its best way for theirs
+TakenOut = tuple[
+    int, tuple[int, ...], np.ndarray
+]  # a role that was taken out, those it met, and its best way for theirs
 
 
 def _collapsed(choices: Choices) -> tuple[list[int], list[TakenOut]]:
