@@ -69,6 +69,25 @@ OF_STEPS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "cache_dtype": "int8", "mode": "exact", "overlap": "loops",
         },
     ),
+    "prefill_program": (
+        transformer.prefill_program,
+        {"shape": SMALL, "tensor": 2, "batch": 8, "sequence": 8, "dtype": "bf16", "cache_dtype": "int8"},
+    ),
+    "prefill": (
+        transformer.prefill,
+        {
+            "shape": SMALL, "hardware": NODE, "batch": 8, "sequence": 8, "tensor": 2, "dtype": "bf16",
+            "cache_dtype": "int8", "mode": "exact", "overlap": "loops",
+        },
+    ),
+    "serving_search": (
+        dist.serving_search,
+        {
+            "shape": SMALL, "topology": NODE, "step": "decode", "batch": 8, "context": [8], "tensor": 2,
+            "seconds_per_token": 1.0, "seconds_to_first_token": 1.0, "memory_bytes": 1e9, "dtype": "bf16",
+            "cache_dtype": "int8", "mode": "exact",
+        },
+    ),
     "compare": (transformer.compare, {**STEP, "hardware": NODE, "strategies": [Strategy(data=2)], "mode": "exact"}),
     "parameter_count": (transformer.parameter_count, {"shape": SMALL}),
     "flops_per_token": (transformer.flops_per_token, {"shape": SMALL, "sequence": 8, "train": True, "remat": False}),

@@ -38,6 +38,7 @@ from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
 from meshwright.simulate.pipelines import SCHEDULES, Schedule
 from meshwright.simulate.pipelines import PipelineTask as Task
+from meshwright.search.serving import ServingLayout, ServingResult, serving_search
 from meshwright.search.strategies import SearchResult, estimate, grid_search, strategies
 from meshwright.simulate.devices.simulate import simulate
 from meshwright.simulate.devices.simulation import DeviceSimulation as Simulation
@@ -70,6 +71,8 @@ __all__ = [
     "OnTopology",
     "Schedule",
     "SearchResult",
+    "ServingLayout",
+    "ServingResult",
     "Simulation",
     "SlipWarning",
     "Strategy",
@@ -101,6 +104,7 @@ __all__ = [
     "resolve",
     "scatter",
     "send",
+    "serving_search",
     "simulate",
     "steady_state",
     "strategies",

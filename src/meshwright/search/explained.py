@@ -61,7 +61,7 @@ class WhatIf(NamedTuple):
     """What is best after one change of the machine or of the batch.
 
     ``seconds`` are those of what is best then, ``kept_seconds`` those of what is best now, infinite where that does not
-    fit any more or cannot be laid out.
+    fit any more or cannot be laid out. Where tokens are made, it is their rate that is compared.
     """
 
     change: str
@@ -69,14 +69,19 @@ class WhatIf(NamedTuple):
     seconds: float
     kept_seconds: float
     other: bool
+    tokens_per_s: float | None = None
+    kept_tokens_per_s: float | None = None
 
     def __str__(self) -> str:
         if self.seconds == inf:
             return f"{self.change}: nothing that was found fits"
+        then, now = time_text(self.seconds), time_text(self.kept_seconds)
+        if self.tokens_per_s is not None:
+            then, now = (f"{one or 0:,.0f} tokens/s" for one in (self.tokens_per_s, self.kept_tokens_per_s))
         if not self.other:
-            return f"{self.change}: the same, {time_text(self.seconds)}"
-        now = "what is best now does not fit" if self.kept_seconds == inf else f"against {time_text(self.kept_seconds)}"
-        return f"{self.change}: {self.name}, {time_text(self.seconds)}, {now}"
+            return f"{self.change}: the same, {then}"
+        against = "what is best now does not fit" if self.kept_seconds == inf else f"against {now}"
+        return f"{self.change}: {self.name}, {then}, {against}"
 
 
 def shown_time(seconds: float, of: float) -> str:
@@ -152,8 +157,8 @@ def _add(found: dict[Wait, float], more: Iterable[tuple[Wait, float]]) -> None:
         found[wait] = found.get(wait, 0.0) + seconds
 
 
-def bound_lines(simulation: Simulation) -> list[str]:
-    """What bounds a step: its busiest part, its kernels, the collectives it waits for with their lines, its memory."""
+def bound_lines(simulation: Simulation, sources: bool = True) -> list[str]:
+    """What bounds a step: its busiest part, its kernels, and the collectives that it waits for, with their lines."""
     lines = [f"{time_text(simulation.seconds)} a step, {simulation.bound}"]
     compute, bounds = simulation.compute_seconds, dict[str, float]()
     for task, times in simulation.leaves():
@@ -167,7 +172,8 @@ def bound_lines(simulation: Simulation) -> list[str]:
     waits = waits_of(simulation) if not isinstance(simulation, StepSimulation) else []
     if waits:
         lines.append(f"  waits for {time_text(simulation.exposed_seconds)}, longest for")
-        lines += [f"    {time_text(wait.seconds):>7}  {wait}" for wait in waits[:MOST_WAITS]]
+        shown = waits if sources else [wait._replace(source=None) for wait in waits]
+        lines += [f"    {time_text(wait.seconds):>7}  {wait}" for wait in shown[:MOST_WAITS]]
         if len(waits) > MOST_WAITS:
             rest = sum(wait.seconds for wait in waits[MOST_WAITS:])
             lines.append(f"    {time_text(rest):>7}  in {len(waits) - MOST_WAITS} more")
@@ -181,12 +187,12 @@ def memory_line(memory: Mapping[str, int], room: float) -> str:
     return f"  holds {size_text(sum(memory.values()))}{of}: {held}"
 
 
-def table_of(rows: Sequence[LayoutParts]) -> str:
-    """What each takes more than the first, and where: a line for each, a column for each part."""
+def table_of(rows: Sequence[LayoutParts], loses: bool = True) -> str:
+    """What each takes, what it ``loses`` against the first, and where: a line for each, a column for each part."""
     kinds = list(dict.fromkeys(name for row in rows for name in row.parts))
     held = list(dict.fromkeys(name for row in rows for name, size in row.memory.items() if size))
     waits = [name if name in ("compute", "bubble", "optimizer") else f"{name} waits" for name in kinds]
-    cells = [("", "seconds", "loses", *waits, *held, "")]
+    cells: list[tuple[str, ...]] = [("", "seconds", "loses", *waits, *held, "")]
     best = rows[0]
     for row in rows:
         cells.append(
@@ -199,6 +205,8 @@ def table_of(rows: Sequence[LayoutParts]) -> str:
                 "; ".join(part for part in (row.note, "" if row.fits else "does not fit") if part),
             )
         )
+    if not loses:
+        cells = [row[:2] + row[3:] for row in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells)
 

@@ -31,6 +31,7 @@ from meshwright.simulate.transformer.program import (
     decode_program,
     forward_program,
     parameters,
+    prefill_program,
 )
 from meshwright.simulate.transformer.step import StepSimulation, step_memory, train_step
 from meshwright.simulate.transformer.step_program import StepDtypes, train_program
@@ -50,6 +51,8 @@ __all__ = [
     "kv_cache_bytes",
     "microbatches_for",
     "parameter_count",
+    "prefill",
+    "prefill_program",
     "product_flops",
     "tensor_parallel_ways",
     "train",
@@ -366,4 +369,27 @@ def decode(
     ('6.2 ms a token', 'memory-bound')
     """
     program = decode_program(shape, tensor, batch, context, dtype, cache_dtype)
+    return simulate(program, hardware, **options)
+
+
+@checked("a step", options=simulate, dtype=stored, cache_dtype=stored, **STEP)
+def prefill(
+    shape: TransformerShape,
+    hardware: Hardware,
+    batch: int,
+    sequence: int,
+    *,
+    tensor: int = 1,
+    dtype: Any = "bfloat16",
+    cache_dtype: Any = None,
+    **options: Any,
+) -> Simulation:
+    """The prompts of ``batch`` sequences of ``sequence`` tokens, up to the first token after them and to their caches.
+
+    >>> shape = TransformerShape(layers=40, width=5120, hidden=13824, heads=40, head_dim=128, vocab=32000)
+    >>> step = prefill(shape, "tpu v5p", batch=1, sequence=2048, tensor=4)
+    >>> f"{step.seconds * 1e3:.0f} ms to the first token", step.bound.split()[0]
+    ('61 ms to the first token', 'compute-bound')
+    """
+    program = prefill_program(shape, tensor, batch, sequence, dtype, cache_dtype)
     return simulate(program, hardware, **options)

@@ -417,6 +417,58 @@ def forward_program(
     return make_program(run)(params, ShapeDtypeStruct((batch, sequence), "int32"))
 
 
+def _stored_parameters(shape: TransformerShape, tensor: int, dtype: Any) -> tuple[dict[str, Any], Any]:
+    """Parameters with matrices of a dtype, which may be an integer one, and the dtype of everything else."""
+    computed = "bfloat16" if holds_integers(as_dtype(dtype)) else dtype
+    params = parameters(shape, computed, tensor)
+    for one in (params, params["layers"]):
+        matrices = {name: w for name, w in one.items() if name in _SPLIT and set(_SPLIT[name]) != {None}}
+        one.update({name: ShapeDtypeStruct(w.shape, dtype) for name, w in matrices.items()})
+    return params, computed
+
+
+def _cache_axis(shape: TransformerShape, strategy: Strategy) -> Any:
+    """What the heads of a cache are split over."""
+    kv = shape.heads if shape.kv_heads is None else shape.kv_heads
+    axes = split_of("wk", (shape.width, kv, shape.head_dim), strategy, kv)[1]
+    return axes[0] if axes else None
+
+
+@checked("a step", dtype=stored, cache_dtype=stored, **STEP)
+def prefill_program(
+    shape: TransformerShape, tensor: int, batch: int, sequence: int, dtype: Any = "bfloat16", cache_dtype: Any = None
+) -> Program:
+    """The prompts of ``batch`` sequences at once: the logits of the tokens after them, and the caches to decode with.
+
+    Dtypes are those of `decode_program`.
+    """
+    strategy = Strategy(tensor=tensor)
+    check(shape, strategy, batch, sequence)
+    params, computed = _stored_parameters(shape, tensor, dtype)
+
+    def layer_step(x: Any, stored: Any) -> tuple[Any, tuple[Any, Any]]:
+        layer = {name: w.astype(x.dtype) for name, w in stored.items()}
+        y = norm(x, layer["attention_norm"])
+        q, k, v = (mnp.einsum("bld,dhk->blhk", y, layer[name]) for name in ("wq", "wk", "wv"))
+        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
+        mixed = _attend(grouped, k, v, mnp.arange(sequence), mnp.arange(sequence)).reshape(q.shape)
+        x = x + _sum(mnp.einsum("blhk,hkd->bld", mixed, layer["wo"]), strategy)
+        y = norm(x, layer["mlp_norm"])
+        out = _experts(layer, y, strategy, shape.experts_per_token) if "router" in layer else _mlp(layer, y)
+        return x + _sum(out, strategy), tuple(one.astype(cache_dtype or dtype) for one in (k, v))
+
+    def step(params: Any, tokens: Any) -> Any:
+        x = embed(params["embed"], tokens, strategy, computed)
+        x, caches = lax.scan(layer_step, x, params["layers"])
+        head = params["embed"] if "head" not in params else params["head"]
+        return norm(x[:, -1], params["norm"]) @ head.astype(x.dtype).T, caches
+
+    made = P(None, None, None, _cache_axis(shape, strategy))
+    words = P(None, "tensor" if tensor > 1 else None)
+    run = mapped(step, strategy, (specs(params, strategy), P()), (words, (made, made)))
+    return make_program(run)(params, ShapeDtypeStruct((batch, sequence), "int32"))
+
+
 @checked("a step", dtype=stored, cache_dtype=stored, **STEP)
 def decode_program(
     shape: TransformerShape, tensor: int, batch: int, context: int, dtype: Any = "bfloat16", cache_dtype: Any = None
@@ -428,11 +480,7 @@ def decode_program(
     """
     strategy = Strategy(tensor=tensor)
     check(shape, strategy, batch, 1)
-    computed = "bfloat16" if holds_integers(as_dtype(dtype)) else dtype
-    params = parameters(shape, computed, tensor)
-    for one in (params, params["layers"]):
-        matrices = {name: w for name, w in one.items() if name in _SPLIT and set(_SPLIT[name]) != {None}}
-        one.update({name: ShapeDtypeStruct(w.shape, dtype) for name, w in matrices.items()})
+    params, computed = _stored_parameters(shape, tensor, dtype)
     kv = shape.heads if shape.kv_heads is None else shape.kv_heads
     cache = ShapeDtypeStruct((shape.layers, batch, context, kv, shape.head_dim), cache_dtype or dtype)
 
@@ -465,8 +513,7 @@ def decode_program(
         head = params["embed"] if "head" not in params else params["head"]
         return norm(x, params["norm"]) @ head.astype(x.dtype).T, new
 
-    axes = split_of("wk", (shape.width, kv, shape.head_dim), strategy, kv)[1]
-    split = axes[0] if axes else None
+    split = _cache_axis(shape, strategy)
     held, new = P(None, None, None, split), P(None, None, split)
     words = P(None, "tensor" if tensor > 1 else None)
     run = mapped(step, strategy, (specs(params, strategy), held, held, P()), (words, (new, new)))
