@@ -20,6 +20,7 @@ from meshwright.simulate.simulation import Simulation, block_leaves
 from meshwright.simulate.transformer.step import StepSimulation
 
 NOISE = 1e-6  # of the time of a step; less is a rest of rounding
+SMALL = 1e-3  # of the memory that is held; what is less in all rows has no column
 MOST_WAITS = 4
 
 
@@ -190,7 +191,7 @@ def memory_line(memory: Mapping[str, int], room: float) -> str:
 def table_of(rows: Sequence[LayoutParts], loses: bool = True) -> str:
     """What each takes, what it ``loses`` against the first, and where: a line for each, a column for each part."""
     kinds = list(dict.fromkeys(name for row in rows for name in row.parts))
-    held = list(dict.fromkeys(name for row in rows for name, size in row.memory.items() if size))
+    held = list(dict.fromkeys(n for row in rows for n, size in row.memory.items() if size > SMALL * row.peak_bytes))
     waits = [name if name in ("compute", "bubble", "optimizer") else f"{name} waits" for name in kinds]
     cells: list[tuple[str, ...]] = [("", "seconds", "loses", *waits, *held, "")]
     best = rows[0]

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TRIED = 6000  # equations of the layouts that are simulated again after each change
 SAME = 1e-3  # of the time of a step; constraints that change less than that change nothing
+OTHER = 1e-2  # of the time of a step, by which another layout must be faster after a change to be named
 MADE = "made by the step"
 
 
@@ -151,8 +152,8 @@ def what_ifs(found: FoundLayouts) -> tuple[WhatIf, ...]:
             made.append(WhatIf(tried.change, "", inf, inf, True))
             continue
         seconds, n, sizes = min(fitting, key=lambda r: r[:2])
-        other = n > 0 and seconds < kept * (1 - SAME)
-        name = f"{mesh_text(sizes)}: {layouts[n].name}"
+        other = n > 0 and seconds < kept * (1 - OTHER)
+        name = f"{mesh_text(sizes)}: {difference(best, layouts[n])}"
         made.append(WhatIf(tried.change, name, seconds if other else kept, kept, other))
     return tuple(made)
 
@@ -171,18 +172,24 @@ def _changes(step: Step, topology: Topology, memory: float) -> Iterator[_Changed
 
 
 def _with_batch(step: Step, factor: float) -> Step | None:
-    """The step on more or fewer samples, if it is one that takes any number of them."""
-    rows = [step.types[n].shape[0] for n in sorted(step.batch)]
+    """The step on more or fewer samples, if it is one that takes any number of them.
+
+    Where it keeps something for each sample, as caches, the dim of that is the one of as many elements.
+    """
+    rows = {step.types[n].shape[0] for n in step.batch}
     if not rows or any(int(n * factor) != n * factor for n in rows):
         return None
-    args = []
-    for n, t in enumerate(step.types):
-        shape = (int(t.shape[0] * factor), *t.shape[1:]) if n in step.batch else t.shape
-        args.append(ShapeDtypeStruct(shape, t.dtype))
-    try:
-        return step.with_arguments(tree.unflatten(step.in_tree, args)[0])
-    except MeshwrightError:
-        return None
+    batches = dict.fromkeys(step.batch, 0)
+    kept = {n: t.shape.index(next(iter(rows))) for n, t in enumerate(step.types)
+            if len(rows) == 1 and step.argument[n] in step.state and t.shape.count(next(iter(rows))) == 1}  # fmt: skip
+    for dims in (batches, {**kept, **batches}):
+        args = []
+        for n, t in enumerate(step.types):
+            shape = tuple(int(size * factor) if dims.get(n) == d else size for d, size in enumerate(t.shape))
+            args.append(ShapeDtypeStruct(shape, t.dtype))
+        with suppress(MeshwrightError):
+            return step.with_arguments(tree.unflatten(step.in_tree, args)[0])
+    return None
 
 
 class _AfterChange(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def source_of(value: LaidValue, needs: list[TensorSharding]) -> tuple[LaidValue,
 
 def build(alive: Sequence[LaidValue], roles: Sequence[LayoutGroup], mesh: BaseMesh, cost: MachineCost) -> LayoutModel:
     """The costs of a program on a mesh, with one group for each role; ``alive`` is what memory holds at its peak."""
-    groups = [GroupWays(group, mesh) for group in roles]
+    groups = [GroupWays(group, mesh, cost.chip.known("hbm_bytes_per_s", inf)) for group in roles]
     compute = [g.seconds * g.group.count for g in groups]
     seconds = list(compute)
     tables: dict[tuple[int, int, bool], np.ndarray] = {}

@@ -10,8 +10,8 @@ from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
 from meshwright.compile.compiled import Compiled
 from meshwright.compile.jit import jit
 from meshwright.core import tree
-from meshwright.core.facts import Structure
-from meshwright.core.op import is_elementwise
+from meshwright.core.facts import Memory, Structure
+from meshwright.core.op import is_elementwise, memory_of
 from meshwright.core.program import Atom, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import run
@@ -52,6 +52,7 @@ class Step:
         self.state = {n for n in range(len(self.args)) if self._is_state(n)}
         if batch_args is None:
             self.batch -= {n for n, arg in enumerate(self.argument) if arg in self.state}
+            self.batch -= self._without_samples()
 
     def with_arguments(self, args: Sequence[Any]) -> Step:
         """The same step on other arguments."""
@@ -66,10 +67,19 @@ class Step:
         mine = [n for n, arg in enumerate(self.argument) if arg == number]
         return bool(mine) and all(n in self.returned.values() for n in mine)
 
+    def _without_samples(self) -> set[int]:
+        """Leaves of arguments that are no batch: of a step that returns something for each sample, as one that decodes
+        does, what has no such first dim. A training step, which returns a loss, says nothing of the kind."""
+        outs = [atom.type for n, atom in enumerate(self.program.outputs) if n not in self.returned]
+        rows = {t.shape[0] for t in outs if t.ndim}
+        other = {self.argument[n] for n in self.batch if self.types[n].shape[0] not in rows} if rows else set()
+        return {n for n in self.batch if self.argument[n] in other}
+
     def _returned(self) -> dict[int, int]:
         """By the number of a result, the argument that it is anew: trees of results that arguments have, too, of the
         same types, whose leaves follow by elementwise ops from that argument, as in an update (parameters may follow
-        from a copy in higher precision beside them), or from another that the step returns anew."""
+        from a copy in higher precision beside them), or are written into it, as caches are; or from another that the
+        step returns anew."""
         results = tree.unflatten(self.out_tree, range(self.out_tree.num_leaves))
         made_of = self._made_of()
         types = [_kind(atom.type) for atom in self.program.outputs]
@@ -94,15 +104,11 @@ class Step:
         return found
 
     def _made_of(self) -> list[frozenset[int]]:
-        """For each result the arguments of its shape from which it follows by elementwise ops."""
-        known: dict[Atom, frozenset[int]] = {v: frozenset((n,)) for n, v in enumerate(self.program.inputs)}
-        for eqn in self.program.eqns:
-            sets = [known[a] for a in eqn.inputs if a in known]
-            if sets and is_elementwise(eqn):
-                known.update(dict.fromkeys(eqn.outputs, frozenset().union(*sets)))
+        """For each result the arguments of its shape from which it follows by elementwise ops, or is written over."""
+        made = _follow(self.program, [frozenset((n,)) for n in range(len(self.program.inputs))])
         return [
-            frozenset(n for n in known.get(atom, ()) if self.types[n].shape == atom.type.shape)
-            for atom in self.program.outputs
+            frozenset(n for n in sources if self.types[n].shape == atom.type.shape)
+            for sources, atom in zip(made, self.program.outputs, strict=True)
         ]
 
     def _batch(self, given: Any) -> set[int]:
@@ -170,6 +176,23 @@ class Step:
         made = jit(function, donate_argnums=self.donate, **options)
         found: Compiled = made.lower(*self.args).compile()
         return found
+
+
+def _follow(program: Program, given: Sequence[frozenset[int]]) -> list[frozenset[int]]:
+    """For each result what it follows from by elementwise ops, or is written over; in scans, too."""
+    known: dict[Atom, frozenset[int]] = dict(zip(program.inputs, given, strict=True))
+    nothing: frozenset[int] = frozenset()
+    for eqn in program.eqns:
+        sources = [known.get(a, nothing) for a in eqn.inputs]
+        if is_elementwise(eqn):
+            known.update(dict.fromkeys(eqn.outputs, nothing.union(*sources)))
+        elif eqn.op.structure is Structure.ROWS:
+            inside = _follow(eqn.params["body"], [frozenset((n,)) for n in range(len(sources))])
+            for var, numbers in zip(eqn.outputs, inside, strict=True):
+                known[var] = nothing.union(*(sources[n] for n in numbers))
+        elif memory_of(eqn) is Memory.IN_PLACE and len(eqn.outputs) == 1:
+            known[eqn.outputs[0]] = sources[0]
+    return [known.get(atom, nothing) for atom in program.outputs]
 
 
 def _kind(t: TensorType) -> tuple[Any, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.core.facts import Across
-from meshwright.core.op import No, Op
+from meshwright.core.facts import Across, Fusion
+from meshwright.core.op import No, Op, fusion_of
 from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.partition.choose import Assignment, Numbered, groups_of, numbered, rule_of, split_dims
@@ -175,8 +175,8 @@ def types_of(step: LayoutStep) -> tuple[Types, Types, Params]:
 class GroupWays:
     """A group on a mesh: its ways, the layouts of its values in each, and the costs that depend on it alone."""
 
-    def __init__(self, group: LayoutGroup, mesh: BaseMesh) -> None:
-        self.group, self.mesh = group, mesh
+    def __init__(self, group: LayoutGroup, mesh: BaseMesh, memory_bytes_per_s: float = inf) -> None:
+        self.group, self.mesh, self.memory_bytes_per_s = group, mesh, memory_bytes_per_s
         self.ways = _ways_of_first(group.first, mesh)
         self.layouts: dict[LaidValue, list[TensorSharding]] = {}
         self.needs: list[Need] = []  # from outside, or from within
@@ -225,7 +225,22 @@ class GroupWays:
             for n, value in enumerate(step.inputs):
                 self.needs.append((value, [one.operands[n] for one in found], step))
             degrees = np.array([blocks(one.results[0]) for one in found], float)
-        self.seconds += step.times * step.seconds / degrees
+        self.seconds += step.times * np.maximum(step.seconds / degrees, self.reading(step))
+
+    def reading(self, step: LayoutStep) -> np.ndarray | float:
+        """The seconds in which a product reads what a device has of its operands, in each way: of a few rows by a whole
+        matrix, no share of the rows takes less."""
+        if not step.seconds or step.eqn is None or fusion_of(step.eqn) is not Fusion.CONTRACTION:
+            return 0.0
+        given = [(value, needs) for value, needs, of in self.needs if of is step and not _inside(value, step)]
+        shares = [value.type.nbytes / np.array([prod(s.shards) for s in needs], float) for value, needs in given]
+        total: np.ndarray | float = sum(shares, 0.0)
+        return total / self.memory_bytes_per_s
+
+
+def _inside(value: LaidValue, step: LayoutStep) -> bool:
+    """Whether a value is made in the kernel that reads it, or by each device for itself."""
+    return value.free or (step.kernel is not None and value.step is not None and value.step.kernel == step.kernel)
 
 
 def _ways_of_first(first: LayoutStep, mesh: BaseMesh) -> list[GroupSplit]:
