@@ -27,6 +27,7 @@ COMMANDS = {
     "reshard": "how an array gets from one sharding to another, and what that costs",
     "rules": "the factor rules of ops",
     "search": "how to spread the training of a model over a machine",
+    "serving": "how to serve a transformer on a machine, with answers in time",
     "simulate": "how long a program takes on a machine, as a timeline",
     "stages": "what each stage of the compiler makes of a program, and how long it takes",
     "visualize": "which devices hold which part of a tensor",

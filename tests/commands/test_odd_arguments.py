@@ -62,6 +62,7 @@ CALLS: tuple[tuple[str, ...], ...] = (
     ("search", "--model", "mlp:2x8", "--batch", "8", "--chips", "4", "--chip", "h100", "--top", "2"),
     ("search", "--model", "gpt:2x8x2", "--config", "sequence=8", "--batch", "8", "--chips", "4", "--prune"),
     ("layout", "model.py:example", "--batch", "8", "--chips", "4", "--chip", "h100", "--top", "2"),
+    ("serving", "--model", "gpt:2x8x2", "--batch", "8", "--context", "16", "--chips", "2", "--chip", "h100"),
     ("visualize", "x,y", "--mesh", "x=2,y=4", "--shape", "8x8"),
     ("calibrate", "--from", "raw.json"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import dist, hardware
+from meshwright.cli import main
 from meshwright.engine.compile import compile_program
 from meshwright.errors import ShapeError
 from meshwright.simulate import transformer
@@ -157,3 +159,33 @@ def test_a_prompt_takes_its_flops_and_is_split_over_tensor() -> None:
     assert one.product_flops == pytest.approx(closed, rel=0.01)
     assert four.product_flops == pytest.approx(one.product_flops / 4, rel=0.01)
     assert mw.hardware.prefill_seconds(shape.parameters, tokens, "h100") == pytest.approx(one.seconds, rel=0.25)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["serving", "--model", "gpt2", "--chips", "2", "--batch", "8", "--context", "256"]
+    assert main([*given, "--latency", "5ms", "--front"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("context  tensor  replicas")
+    assert "latency against throughput" in out
+    assert main([*given, "--json", "--first-token", "1s"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"]["batch"] == 8
+    assert found["best"]["in_time"]
+    assert main([*given, "--prefill", "--latency", "1us"]) == 1
+    assert "too late" in capsys.readouterr().out
+    for more, said in (
+        (
+            ["--latency", "fast"],
+            "--latency is 'fast'.\n  why:  it is a time above 0, in s, ms or us\n  fix:  --latency 50ms\n",
+        ),
+        (
+            ["--context", "0"],
+            "--context is '0'.\n  why:  it is numbers of tokens from 1\n  fix:  --context 2048,8192\n",
+        ),
+        (
+            ["--prefill", "--first-token", "1s"],
+            "--first-token does not go with --prefill.\n  why:  --latency bounds its prompts\n  fix:  --latency 1s\n",
+        ),
+    ):
+        assert main([*given, *more]) == 2
+        assert capsys.readouterr().err == said

@@ -211,7 +211,7 @@ class Serving:
 
     def degrees(self) -> list[int]:
         """The numbers of chips that a replica can be on."""
-        return [t for t in range(1, self.topology.size + 1)
+        return [t for t in range(1, min(self.topology.size, self.shape.heads) + 1)
                 if self.topology.size % t == 0 and fits_on(self.shape, Strategy(tensor=t), 1, 1)]  # fmt: skip
 
     def latency(self, one: ServingLayout) -> float:
