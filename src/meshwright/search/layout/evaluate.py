@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshwright.compile.placement import Placement
@@ -11,6 +12,7 @@ from meshwright.core import tree
 from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.hardware.topology import Topology
 from meshwright.ops.placement import sharding_constraint
+from meshwright.partition.alternatives import Cheapest
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
@@ -45,6 +47,14 @@ def constrained(program: Program, specs: Specs) -> Program:
     return Program(program.inputs, tuple(eqns), tuple(new.get(a, a) for a in program.outputs), program.constants)
 
 
+@dataclass(frozen=True)
+class Evaluated:
+    """A program of one device, simulated, and the kind of layouts that were taken inside."""
+
+    simulation: Simulation
+    cheapest: Cheapest | None
+
+
 def evaluated(
     program: Program,
     out_tree: tree.TreeDef,
@@ -54,13 +64,14 @@ def evaluated(
     donated: Sequence[bool],
     arguments: Sequence[int],
     mode: str,
-) -> Simulation:
+    like: Cheapest | None = None,
+) -> Evaluated:
     """The simulation of a program with its inputs and results so laid out; ``arguments`` says of which argument of the
-    step each input is a part."""
+    step each input is a part, and ``like`` which kind of layouts to take inside, if that is known."""
     mesh = next(s.mesh for s in given if s is not None)
     assert isinstance(mesh, Mesh)
     placement = Placement(mesh, tuple(given), tree.unflatten(out_tree, asked), groups=tuple(arguments))
-    done = run_stages(PARTITION, Compilation(program, out_tree, tuple(donated), placement))
+    done = run_stages(PARTITION, Compilation(program, out_tree, tuple(donated), placement, cheapest=like))
     assert done.local is not None
     axes = dict(done.local.cuts.axes)
-    return simulate(done.local.program, topology, axes, mode=mode, donated=donated)
+    return Evaluated(simulate(done.local.program, topology, axes, mode=mode, donated=donated), done.cheapest)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from math import inf, prod
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from meshwright.chart.amounts import size_text
 from meshwright.core import tree
-from meshwright.core.program import Var
+from meshwright.core.program import Program, Var
 from meshwright.core.source import here
 from meshwright.errors import MeshError, MeshwrightError
 from meshwright.hardware.chips import Chip
@@ -22,19 +23,25 @@ from meshwright.search.layout.found import FoundLayout, FoundLayouts
 from meshwright.search.layout.graph import LaidValue, alive_at_peak, read_graph
 from meshwright.search.layout.model import LayoutModel, build
 from meshwright.search.layout.roles import assign_roles
+from meshwright.search.layout.shortened import shortened
 from meshwright.search.layout.solve import IMPOSSIBLE, Chosen, Pairs, best_choice
 from meshwright.search.layout.step import Step
-from meshwright.search.layout.ways import layouts_of
+from meshwright.search.layout.ways import blocks, layouts_of
 from meshwright.sharding.mesh import BaseMesh, Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import P, PartitionSpec
 from meshwright.simulate.machine import Machine
 from meshwright.simulate.tasks import TaskReader
 
+T = TypeVar("T")
+
 HIDDEN = (1.0, 0.4, 0.1)  # the share of its seconds that a transfer counts for which work can hide
-LARGE = 2500  # equations, from which on few layouts are simulated
+OVERLAP = 0.9  # the share of the work beside which such transfers run
+CANDIDATES = 6  # layouts of least cost that are simulated,
+SIMULATED = 9_000  # as long as they have so many equations in all
 TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
 MOST_TRIED = 48  # and layouts
+NEAR = 1.1  # times the seconds that were expected: constraints are tried on a large step that takes more
 MESHES = 3  # on which that is done
 
 
@@ -63,7 +70,12 @@ class LayoutSearch:
     def __init__(self, step: Step, topology: Topology, memory: float, mode: str) -> None:
         self.step, self.topology, self.memory, self.mode = step, topology, memory, mode
         one = Machine(machine_for(topology.chip, {}, "program"), {}, mode)
-        self.graph = read_graph(TaskReader(one).block(step.program))
+        self.short = short = shortened(step)
+        if short is None:
+            self.graph = read_graph(TaskReader(one).block(step.program))
+        else:
+            self.graph = read_graph(TaskReader(one).block(short.few.program), short.few.repeated, short.few.removed + 1)
+        self.equations = short.equations if short is not None else equations(step.program)
         self.roles = assign_roles(self.graph)
         self.alive = alive_at_peak(self.graph)
         self.bound = inf
@@ -76,22 +88,33 @@ class LayoutSearch:
     def model(self, sizes: Mapping[str, int]) -> LayoutModel:
         """The costs of the step's ways on a mesh."""
         machine, mesh = self.machine(sizes), _mesh(sizes)
-        return build(self.alive, self.roles, mesh, MachineCost(self.topology.chip, machine, mesh))
+        return build(self.alive, self.roles, mesh, MachineCost(self.topology.chip, machine, mesh), self.returned)
+
+    @cached_property
+    def returned(self) -> list[tuple[LaidValue, LaidValue]]:
+        """Results that are arguments anew, and these."""
+        outputs = range(len(self.graph.outputs)) if self.short is None else self.short.few.outputs
+        inputs, anew = self.of_all(self.graph.inputs), self.step.returned
+        return [(v, inputs[anew[n]]) for n, v in zip(outputs, self.graph.outputs, strict=True) if n in anew]
 
     def on(self, sizes: Mapping[str, int]) -> list[Candidate]:
         """The best layouts on a mesh by their costs."""
         model = self.model(sizes)
         self.bound = min(self.bound, sum(float(s.min()) for s in model.compute))
-        found = []
+        found: dict[bytes, Candidate] = {}
         for hidden in HIDDEN:
             chosen = within(model, hidden, self.memory)
             if chosen is not None:
-                found.append(Candidate(model, chosen.ways, chosen.cost))
-        return found
+                found[chosen.ways.tobytes()] = Candidate(model, chosen.ways, estimated(model, chosen.ways))
+        return list(found.values())
+
+    def of_all(self, of_short: Sequence[T]) -> list[T]:
+        """What all arguments of the step have, from what those in the graph have."""
+        return list(of_short) if self.short is None else self.short.of_all(of_short)
 
     def inputs(self, one: Candidate) -> tuple[TensorSharding, ...]:
         """The shardings of arguments."""
-        return tuple(one.layout(value) for value in self.graph.inputs)
+        return tuple(self.of_all([one.layout(value) for value in self.graph.inputs]))
 
     def specs(self, one: Candidate) -> dict[Var, PartitionSpec]:
         """The specs of the values that decide."""
@@ -109,8 +132,22 @@ class LayoutSearch:
         """A layout of arguments, with constraints or without, simulated once."""
         key = (*given, frozenset(specs.items()))
         if key not in self.made:
-            self.made[key] = self.step.laid_out(given, machine, name, specs, self.memory, self.mode)
+            self.made[key] = self.step.laid_out(given, machine, name, specs, self.memory, self.mode, self.short)
         return self.made[key]
+
+
+def equations(program: Program) -> int:
+    """How many equations a program has, with those of its regions."""
+    return sum(1 + sum(equations(region) for _, region in eqn.regions()) for eqn in program.eqns)
+
+
+def estimated(model: LayoutModel, ways: np.ndarray) -> float:
+    """The seconds of a choice of ways, with transfers beside the work as far as they can be."""
+    work = sum(float(s[w]) for s, w in zip(model.seconds, ways, strict=True))
+    moved = dict.fromkeys((False, True), 0.0)
+    for e in model.edges:
+        moved[e.hidden] += min(float(e.seconds[ways[e.maker], ways[e.reader]]), IMPOSSIBLE)
+    return work + moved[False] + max(HIDDEN[-1] * moved[True], moved[True] - OVERLAP * work)
 
 
 def within(model: LayoutModel, hidden: float, memory: float) -> Chosen | None:
@@ -209,14 +246,12 @@ def find_layout(
         if progress is not None:
             progress(" x ".join(map(str, sizes.values())))
         candidates += search.on(sizes)
-    candidates.sort(key=lambda one: one.seconds)
-    small = len(step.program.eqns) < LARGE
-    for one in candidates[: 6 if small else 1]:
-        _simulate(search, one)
-    if small or not candidates:
-        _simulate_usual(search, wanted[0])
+    _simulate_all(search, sorted(candidates, key=lambda one: one.seconds), wanted[0])
     _climb(search)
-    found = sorted(search.made.values(), key=lambda one: (not one.fits, one.seconds, len(one.mesh.shape)))
+    found = _ranked(search)
+    while found[0].extrapolated:
+        assert found[0].simulation
+        found = _ranked(search)
     if not found[0].fits:
         least = min(found, key=lambda one: one.peak_bytes_per_device)
         raise NoLayoutFits(
@@ -228,24 +263,51 @@ def find_layout(
     return FoundLayouts(tuple(found), search.bound)
 
 
-def _simulate(search: LayoutSearch, one: Candidate) -> None:
+def _ranked(search: LayoutSearch) -> list[FoundLayout]:
+    """The layouts that were simulated, the fastest that fits first; of those that take the same, the simplest: with the
+    fewest axes, and without constraints."""
+    found: dict[tuple[float, int], FoundLayout] = {}
+    for one in sorted(search.made.values(), key=lambda one: (len(one.mesh.shape), bool(one.constraints))):
+        found.setdefault((float(f"{one.seconds:.9g}"), one.peak_bytes_per_device), one)
+    return sorted(found.values(), key=lambda one: (not one.fits, one.seconds))
+
+
+def _simulate_all(search: LayoutSearch, candidates: Sequence[Candidate], sizes: Mapping[str, int]) -> None:
+    """Simulate the layout of least cost, those that are usually written, and then others as far as there is time."""
+    tried = set[tuple[TensorSharding, ...]]()
+    for n, one in enumerate(candidates):
+        fits = any(found.fits for found in search.made.values())
+        if fits and (len(tried) >= CANDIDATES or (len(search.made) + 1) * search.equations > SIMULATED):
+            return
+        given = search.inputs(one)
+        if given not in tried:
+            tried.add(given)
+            _simulate(search, one, given)
+        if n == 0:
+            _simulate_usual(search, sizes)
+    if not candidates:
+        _simulate_usual(search, sizes)
+
+
+def _simulate(search: LayoutSearch, one: Candidate, given: Sequence[TensorSharding]) -> None:
     """Simulate a candidate: by its arguments alone, and with its constraints."""
-    given, machine = search.inputs(one), search.machine(one.model.mesh.shape)
+    machine = search.machine(one.model.mesh.shape)
     plain = search.simulated(given, machine, _name(search.step, given), {})
-    if plain.seconds > one.seconds or not plain.fits:
+    few = (len(search.made) + 2) * search.equations > SIMULATED  # can be simulated
+    if plain.seconds > one.seconds * (NEAR if few else 1.0) or not plain.fits:
         search.simulated(given, machine, f"{_name(search.step, given)}, constraints", search.specs(one))
 
 
 def _climb(search: LayoutSearch) -> None:
     """Change the sharding of one argument at a time (of equal ones, in equal layers, together) while that is better: of
     the best layouts on a few meshes, as far as a step is small enough to be simulated often."""
-    most = min(MOST_TRIED, TRIED // max(1, len(search.step.program.eqns)))
+    most = min(MOST_TRIED, TRIED // max(1, search.equations))
     first: dict[Mesh, FoundLayout] = {}
     for one in sorted(search.made.values(), key=lambda one: (not one.fits, one.seconds)):
         if not one.constraints:
             first.setdefault(one.mesh, one)
     roles: dict[int, list[int]] = {}
-    for n, value in enumerate(search.graph.inputs):
+    for n, value in enumerate(search.of_all(search.graph.inputs)):
         assert value.step is not None and value.step.group is not None
         roles.setdefault(value.step.group.role, []).append(n)
     for best in list(first.values())[:MESHES]:
@@ -278,7 +340,9 @@ def _simulate_usual(search: LayoutSearch, sizes: Mapping[str, int]) -> None:
             first = dims[:1] if n in search.step.batch else dims[:1] if split and t.ndim > 1 else []
             spec = P(*(axes if d in first else None for d in range(t.ndim)))
             given.append(NamedSharding(mesh, spec).to_tensor_sharding(t.ndim))
-        search.simulated(given, machine, name, {})
+        held = sum(t.nbytes / blocks(s) for t, s in zip(search.step.types, given, strict=True))
+        if held <= search.memory or split:
+            search.simulated(given, machine, name, {})
 
 
 def _name(step: Step, given: Sequence[TensorSharding]) -> str:

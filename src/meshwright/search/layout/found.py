@@ -17,6 +17,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.search.explained import LayoutParts, WhatIf, compare_chart, shown_time
 from meshwright.search.layout.code import code_of
 from meshwright.search.layout.explain import compared, explained, mesh_text, what_ifs
+from meshwright.search.layout.extrapolated import Extrapolated
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import Simulation
@@ -43,7 +44,7 @@ class FoundLayout:
     mesh: Mesh
     in_shardings: Any
     out_shardings: Any
-    simulation: Simulation = field(repr=False)
+    measured: Simulation | Extrapolated = field(repr=False)
     memory: float
     name: str
     constraints: tuple[Constraint, ...] = ()
@@ -52,14 +53,29 @@ class FoundLayout:
     specs: Mapping[Var, PartitionSpec] = field(default_factory=dict, repr=False)
 
     @property
+    def simulation(self) -> Simulation:
+        """The simulation of the step; of one with many equal layers, it may take place now."""
+        return self.measured.simulation if isinstance(self.measured, Extrapolated) else self.measured
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether seconds and bytes were found with few of the step's equal layers, and follow for the others."""
+        return isinstance(self.measured, Extrapolated) and not self.measured.is_simulated
+
+    @property
+    def figures(self) -> Simulation | Extrapolated:
+        """What is known of its seconds and bytes: simulated, or as it follows from fewer layers."""
+        return self.measured if self.extrapolated else self.simulation
+
+    @property
     def seconds(self) -> float:
         """The simulated seconds of the step."""
-        return self.simulation.seconds
+        return self.figures.seconds
 
     @property
     def peak_bytes_per_device(self) -> int:
         """The most that a device holds at a time."""
-        return self.simulation.peak_bytes_per_device
+        return self.figures.peak_bytes_per_device
 
     @property
     def fits(self) -> bool:
@@ -110,10 +126,10 @@ class FoundLayouts(Charted):
                 mesh_text(one.mesh.shape),
                 one.name,
                 time_text(one.seconds),
-                shown_time(one.simulation.compute_seconds, one.seconds),
-                shown_time(one.simulation.exposed_seconds, one.seconds),
+                shown_time(one.figures.compute_seconds, one.seconds),
+                shown_time(one.figures.exposed_seconds, one.seconds),
                 size_text(one.peak_bytes_per_device),
-                "" if one.fits else "does not fit",
+                ", ".join(["extrapolated"] * one.extrapolated + ["does not fit"] * (not one.fits)),
             )
             for one in self.found
         ]

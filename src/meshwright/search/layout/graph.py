@@ -65,11 +65,12 @@ class LayoutGroup:
 
 @dataclass(eq=False)
 class LayoutGraph:
-    """The groups of a program, its arguments, and all steps in order."""
+    """The groups of a program, its arguments, all steps in order, and its results."""
 
     groups: list[LayoutGroup]
     inputs: list[LaidValue]
     steps: list[LayoutStep]
+    outputs: list[LaidValue]
 
 
 class GraphReader:
@@ -90,7 +91,8 @@ class GraphReader:
             inputs.append(value)
         self.read(block, env, 1, 1)
         groups = Grouping(self.steps).groups
-        self.graph = LayoutGraph(groups, inputs, self.steps)
+        outputs = [self.value(atom, env) for atom in block.program.outputs]
+        self.graph = LayoutGraph(groups, inputs, self.steps, outputs)
 
     def weight(self, var: Var, outer: int) -> int:
         return self.layers if var in self.repeated else outer

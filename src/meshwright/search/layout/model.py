@@ -11,7 +11,7 @@ import numpy as np
 
 from meshwright.core.types import TensorType
 from meshwright.partition.cost import MachineCost
-from meshwright.search.layout.graph import LaidValue, LayoutGroup
+from meshwright.search.layout.graph import LaidValue, LayoutGroup, LayoutStep
 from meshwright.search.layout.moves import move_seconds
 from meshwright.search.layout.ways import GroupWays, Need, asked_of, blocks, types_of
 from meshwright.sharding.mesh import BaseMesh
@@ -56,14 +56,21 @@ def source_of(value: LaidValue, needs: list[TensorSharding]) -> tuple[LaidValue,
     return None
 
 
-def build(alive: Sequence[LaidValue], roles: Sequence[LayoutGroup], mesh: BaseMesh, cost: MachineCost) -> LayoutModel:
-    """The costs of a program on a mesh, with one group for each role; ``alive`` is what memory holds at its peak."""
+def build(
+    alive: Sequence[LaidValue],
+    roles: Sequence[LayoutGroup],
+    mesh: BaseMesh,
+    cost: MachineCost,
+    returned: Sequence[tuple[LaidValue, LaidValue]] = (),
+) -> LayoutModel:
+    """The costs of a program on a mesh, with one group for each role; ``alive`` is what memory holds at its peak, and
+    ``returned`` are results that are arguments anew, each with its argument, whose layout it is to have."""
     groups = [GroupWays(group, mesh, cost.chip.known("hbm_bytes_per_s", inf)) for group in roles]
     compute = [g.seconds * g.group.count for g in groups]
     seconds = list(compute)
     tables: dict[tuple[int, int, bool], np.ndarray] = {}
     for number, g in enumerate(groups):
-        for value, needs, step in _asked(g):
+        for value, needs, step in _asked(g, returned):
             found = source_of(value, needs)
             if found is None:
                 continue
@@ -80,17 +87,26 @@ def build(alive: Sequence[LaidValue], roles: Sequence[LayoutGroup], mesh: BaseMe
                 continue
             table = times * _table(source.type, have, needs, cost)
             if table.any():
-                hidden = "input" in (maker.group.first.kind, g.group.first.kind)
+                hidden = step.kind != "output" and "input" in (maker.group.first.kind, g.group.first.kind)
                 known = tables.get((role, number, hidden))
                 tables[role, number, hidden] = table if known is None else known + table
     edges = [Edge(maker, reader, table, hidden) for (maker, reader, hidden), table in tables.items()]
     return LayoutModel(mesh, groups, compute, seconds, edges, _bytes(alive, groups))
 
 
-def _asked(g: GroupWays) -> list[Need]:
-    """What a group asks of values; a carry asks it of what it becomes, too."""
+def _asked(g: GroupWays, returned: Sequence[tuple[LaidValue, LaidValue]]) -> list[Need]:
+    """What a group asks of values; a carry asks it of what it becomes, and an argument of the result that it is anew,
+    too."""
     again = g.group.first.again
-    return [*g.needs, *([(again, [w.results[0] for w in g.ways], g.group.first)] if again is not None else [])]
+    results = [(value, g.layouts[argument], _RETURN) for value, argument in returned if argument in g.layouts]
+    return [
+        *g.needs,
+        *([(again, [w.results[0] for w in g.ways], g.group.first)] if again is not None else []),
+        *results,
+    ]
+
+
+_RETURN = LayoutStep("output", [], [])
 
 
 def _bytes(alive: Sequence[LaidValue], groups: Sequence[GroupWays]) -> list[np.ndarray]:

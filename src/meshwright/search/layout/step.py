@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
 from meshwright.compile.compiled import Compiled
@@ -23,6 +23,10 @@ from meshwright.search.layout.found import Constraint, FoundLayout
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import PartitionSpec
+from meshwright.simulate.simulation import Simulation
+
+if TYPE_CHECKING:
+    from meshwright.search.layout.shortened import ShortStep
 
 
 class Step:
@@ -141,26 +145,31 @@ class Step:
 
     def laid_out(
         self, given: Sequence[TensorSharding], topology: Topology, name: str, specs: Mapping[Var, PartitionSpec],
-        memory: float, mode: str,
+        memory: float, mode: str, short: ShortStep | None = None,
     ) -> FoundLayout:  # fmt: skip
-        """A layout, simulated."""
+        """A layout, simulated: the whole step, or as it follows from a short one."""
         named = [s.to_named() for s in given]
         asked = self.results(named)
-        program = constrained(self.program, specs)
-        found = evaluated(program, self.out_tree, topology, named, asked, self.donated, self.argument, mode)
+        everywhere = dict(specs) if short is None else short.everywhere(specs)
+        program = constrained(self.program, everywhere)
         mesh = named[0].mesh
         assert isinstance(mesh, Mesh)
+
+        def whole() -> Simulation:
+            rest = (self.donated, self.argument, mode)
+            return evaluated(program, self.out_tree, topology, named, asked, *rest).simulation
+
         return FoundLayout(
             mesh,
             tree.unflatten(self.in_tree, named)[0],
             tree.unflatten(self.out_tree, asked),
-            found,
+            whole() if short is None else short.taken(named, topology, specs, mode, whole),
             memory,
             name,
-            tuple(_listed(self.program, specs)),
+            tuple(_listed(self.program, everywhere)),
             self,
             program,
-            dict(specs),
+            everywhere,
         )
 
     def compiled(self, layout: FoundLayout) -> Compiled:
