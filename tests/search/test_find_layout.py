@@ -192,7 +192,7 @@ ERRORS = {
     "memory": (
         lambda: mw.find_layout(train_step, *mlp(4096, 4096, 16384), topology="h100 2", memory=1e6),
         """No layout of train_step that was found fits into 1 MB a device.
-  why:  the smallest takes 872 MB on Topology('h100', 2)
+  why:  the smallest takes 839 MB on Topology('h100', 2)
   fix:  more chips, a smaller batch, or mw.checkpoint(layer) in the step""",
     ),
     "topology": (
