@@ -8,6 +8,7 @@ from meshwright.api.grad import grad, jvp, linear_transpose, linearize, value_an
 from meshwright.api.jacobian import hessian, jacfwd, jacobian, jacrev
 from meshwright.api.vmap import vmap
 from meshwright.arrays.tracing import ShapeDtypeStruct, eval_shape, make_program, typeof
+from meshwright.compile.engines import set_engine
 from meshwright.compile.jit import jit
 from meshwright.core.dtypes import config
 from meshwright.core.first_use import on_first_use
@@ -146,6 +147,7 @@ __all__ = [
     "remat",
     "reshard",
     "save",
+    "set_engine",
     "set_mesh",
     "shard_map",
     "sharding",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
+from meshwright.compile.engines import check_engine
 from meshwright.core import tree
 from meshwright.core.first_use import no_attribute
 from meshwright.core.program import Program
@@ -79,7 +80,7 @@ class Compiled:
                 why=f"it was compiled for ({', '.join(map(str, self._types))})",
                 fix="f(*args) compiles for what it is given",
             )
-        data = [x._data if x.type.unreduced else x.data for x in values if isinstance(x, Array)]
+        data = [x.data if x._data is None else x._data for x in values if isinstance(x, Array)]
         del values  # which refer to the arguments
         self._executable.take(leaves, data)
         return self._executable.run(data)
@@ -313,6 +314,7 @@ class Lowered:
 
         return lowered_text(self.program, self._call)
 
-    def compile(self) -> Compiled:
-        """The program that runs."""
-        return self._compile()  # type: ignore[no-any-return]
+    def compile(self, engine: str | None = None) -> Compiled:
+        """The program that runs, on an engine: that of ``jit``, or of `set_engine`, if none is named."""
+        check_engine(engine)
+        return self._compile(engine)  # type: ignore[no-any-return]

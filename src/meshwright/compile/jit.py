@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import update_wrapper
 from sys import getrefcount
 from types import MethodType
@@ -20,11 +21,12 @@ from meshwright.arrays.tracing import (
     trace_flat,
 )
 from meshwright.compile.compiled import Compiled, JitCall, Lowered
+from meshwright.compile.engines import check_engine
 from meshwright.compile.placement import NOWHERE, Placement, Where
 from meshwright.compile.stages import CODE, PARTITION, SIMPLIFY, Compilation, StageRecord, run_stages
 from meshwright.core import dtypes, tree
 from meshwright.core.collection import no_collection
-from meshwright.core.current import current_mesh
+from meshwright.core.current import current_engine, current_mesh
 from meshwright.core.op import Op
 from meshwright.core.program import Params
 from meshwright.core.source import here
@@ -47,7 +49,18 @@ class Donated(NamedTuple):
 class Executable:
     """A program ready to run on arrays of fixed types."""
 
-    __slots__ = ("call", "donated", "out_shardings", "out_tree", "out_types", "placed", "program", "single", "stages")
+    __slots__ = (
+        "call",
+        "donated",
+        "engine",
+        "out_shardings",
+        "out_tree",
+        "out_types",
+        "placed",
+        "program",
+        "single",
+        "stages",
+    )
 
     @no_collection()
     def __init__(self, start: Compilation, stages: Sequence[StageRecord], device: Any) -> None:
@@ -68,25 +81,32 @@ class Executable:
         done = run_stages(CODE, done, self.stages)
         assert done.function is not None
         self.call = done.function
+        self.engine = start.engine
         self.donated = [n for n, given in enumerate(start.donated) if given]
         self.out_tree = start.out_tree
         self.single = start.out_tree.is_leaf()
 
     def take(self, leaves: Sequence[Any], data: list[Any]) -> None:
         """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view,
-        a program's constant, a second argument) is passed on as read-only."""
+        a program's constant, a second argument) is passed on as read-only, or as a copy."""
         for n in self.donated:
             if leaves[n].__class__ is Array:
                 leaves[n]._data = None
         for n in self.donated:
-            if data[n].__class__ is np.ndarray and getrefcount(data[n]) > _ONE_REFERENCE:
+            if getrefcount(data[n]) <= _ONE_REFERENCE:
+                continue
+            if data[n].__class__ is np.ndarray:
                 data[n] = data[n].view()
                 data[n].flags.writeable = False
+            elif self.engine != "numpy":  # an array of JAX, whose memory would be gone
+                data[n] = data[n].copy()
 
     def run(self, data: Sequence[Any]) -> Any:
         """The outputs for the contents of the arguments, in the containers the function returned them in."""
         if self.placed is not None:
             self.placed.refuse_implicit()
+        if self.engine == "numpy" and any(x.__class__ is not np.ndarray for x in data):
+            data = [x if isinstance(x, np.ndarray) else np.asarray(x) for x in data]
         outs = self.call(*data)
         if self.single:
             return Array(outs[0], self.out_types[0], self.out_shardings[0])
@@ -107,6 +127,7 @@ class Jitted:
         overlap: Any,
         thorough: bool,
         hardware: Any,
+        engine: str | None,
     ) -> None:
         update_wrapper(self, fun)
         self.fun = fun
@@ -115,6 +136,7 @@ class Jitted:
         self.overlap = overlap
         self.thorough = thorough
         self.hardware = hardware
+        self.engine = engine
         self.static_argnums = static_argnums
         self.static_argnames = static_argnames
         self.donate = donate
@@ -124,7 +146,7 @@ class Jitted:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain and not kwargs and state.builder is None:
-            key: list[Any] = [dtypes.config._enable_x64, current_mesh.get()]
+            key: list[Any] = [dtypes.config._enable_x64, current_mesh.get(), self.engine or current_engine.name]
             data: list[Any] = []
             for x in args:
                 if x.__class__ is not Array or x._data is None or x._sharding is not None:
@@ -155,16 +177,17 @@ class Jitted:
             data.append(value.data if contents is None else contents)
             types.append(value.type)
             places.append(value._sharding)
-        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), *places, *types)
+        engine = self.engine or current_engine.name
+        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), engine, *places, *types)
         compiled = self._compiled.get(key)
         if compiled is None:
             where = self._where(args, kwargs, statics, places, types)
             start, stages, device = self._start(in_tree, statics, types, where)
-            compiled = Executable(start, stages, device)
+            compiled = Executable(replace(start, engine=engine), stages, device)
             self._compiled[key] = compiled
             plain = not kwargs and not statics and where is NOWHERE and not compiled.donated
             if plain and all(x.__class__ is Array and x._sharding is None for x in args):
-                self._plain[(dtypes.config._enable_x64, current_mesh.get(), *types)] = compiled
+                self._plain[(dtypes.config._enable_x64, current_mesh.get(), engine, *types)] = compiled
         if compiled.donated:
             del contents, value  # which refer to the last argument
             compiled.take(leaves, data)
@@ -189,8 +212,9 @@ class Jitted:
         name = getattr(self.fun, "__name__", "function")
         call = JitCall(name, self._parameters(statics, len(args)), in_tree, start.out_tree, start.placement)
 
-        def compiled() -> Compiled:
-            return Compiled(Executable(start, stages, device), in_tree, types, call.parameters, call)
+        def compiled(engine: str | None) -> Compiled:
+            chosen = replace(start, engine=engine or self.engine or current_engine.name)
+            return Compiled(Executable(chosen, stages, device), in_tree, types, call.parameters, call)
 
         return Lowered(compiled, start.program, call)
 
@@ -403,6 +427,7 @@ def jit(
     overlap: Any = None,
     thorough: bool = False,
     hardware: Any = None,
+    engine: str | None = None,
 ) -> Any:
     """Compile ``fun`` for the types of its arguments, once for each combination.
 
@@ -411,7 +436,8 @@ def jit(
     of a chip, a `hardware.Topology`), or always (True); see `Overlap`. Values are laid out in whole axes and in parts
     that you wrote; ``thorough`` tries layouts in other parts, too, which may move less and takes longer. Layouts are
     chosen for the least time on ``hardware`` (a chip's name, a `hardware.Topology`); without it, for arrays so large
-    that the time in which collectives start does not count.
+    that the time in which collectives start does not count. ``engine`` is what runs it, by default that of
+    `set_engine`: ``"numpy"`` runs all devices in this process, ``"xla"`` the code of each device on a real one.
 
     >>> import meshwright.numpy as mnp
     >>> @jit
@@ -432,8 +458,10 @@ def jit(
             overlap=overlap,
             thorough=thorough,
             hardware=hardware,
+            engine=engine,
         )
     check_function(fun, "jit")
+    check_engine(engine)
     numbers, names = _match_names(fun, _ints(static_argnums), _strings(static_argnames))
     donate = Donated(*_match_names(fun, _ints(donate_argnums), _strings(donate_argnames)))
     if set(numbers) & set(donate.numbers) or set(names) & set(donate.names):
@@ -455,7 +483,7 @@ def jit(
         from meshwright.hardware.machines import check_machine
 
         check_machine(hardware, "program", "hardware")
-    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap, bool(thorough), hardware)
+    return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap, bool(thorough), hardware, engine)
 
 
 def _on_its_mesh(op: Op, operands: Sequence[Array], params: Params) -> Any:

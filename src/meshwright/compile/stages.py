@@ -43,6 +43,7 @@ class Compilation:
     local: LocalProgram | None = None  # after the last stage that changed it
     text: str = ""
     function: Callable[..., tuple[Any, ...]] | None = None
+    engine: str = "numpy"
 
 
 class Stage(NamedTuple):
@@ -124,7 +125,14 @@ def _stack(given: Compilation) -> Compilation:
 
 
 def _emit(given: Compilation) -> Compilation:
-    text, function = emit(given.program, given.donated)
+    if given.engine == "numpy":
+        text, function = emit(given.program, given.donated)
+        return replace(given, text=text, function=function)
+    from meshwright.engine.xla import emit_xla
+
+    on_mesh = given.engine == "xla" and given.local is not None
+    program = given.local.whole if on_mesh and given.local is not None else given.program
+    text, function = emit_xla(program, on_mesh, given.donated)
     return replace(given, text=text, function=function)
 
 
@@ -150,6 +158,10 @@ def _has_code(_: Compilation, made: Compilation, name: str) -> None:
 
 def _always(_: Compilation) -> bool:
     return True
+
+
+def _in_one_process(given: Compilation) -> bool:
+    return given.engine != "xla"
 
 
 def _is_on_mesh(given: Compilation) -> bool:
@@ -193,7 +205,7 @@ PARTITION = (
     ),
 )
 CODE = (
-    Stage("stack", "all devices in one program", _stack, _well_formed, _always),
-    Stage("emit", "Python for NumPy", _emit, _has_code, _always),
+    Stage("stack", "all devices in one program", _stack, _well_formed, _in_one_process),
+    Stage("emit", "Python for NumPy, or StableHLO for XLA", _emit, _has_code, _always),
 )
 STAGES = (*SIMPLIFY, *PARTITION, *CODE)

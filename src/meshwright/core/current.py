@@ -8,6 +8,15 @@ from typing import Any
 
 current_mesh: ContextVar[Any] = ContextVar("current_mesh", default=None)
 
+ENGINES = ("numpy", "xla", "xla-stacked")
+
+
+class _CurrentEngine:
+    name = "numpy"
+
+
+current_engine = _CurrentEngine()  # what runs programs that name no engine
+
 
 class _CurrentDevice(threading.local):
     place: Any = None  # of all threads without one of their own

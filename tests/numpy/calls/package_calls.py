@@ -78,6 +78,7 @@ PACKAGE: dict[str, list[tuple[str, str]] | NotDrawn] = {
             "plan_reshard",
             "simulate",
             "save",
+            "set_engine",
             "load",
         ),
         NotDrawn("JAX has no such function; it is given bad arguments where it is tested"),

@@ -1,0 +1,209 @@
+"""Programs on real devices, through XLA.
+
+A program on a mesh is written as StableHLO, its per-device code as it is with every collective in its place, and given
+to JAX as one op. That uses names that JAX makes public (``jit``, ``extend.core.Primitive``, ``interpreters.mlir``),
+runs alone and under ``jax.jit`` next to other code, and leaves arrays on the devices between calls. jaxlib could be
+called without JAX, but has no public interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import cache, partial
+from importlib.util import find_spec
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.core.program import Program
+from meshwright.core.source import here
+from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError
+from meshwright.interop.stablehlo.dumping import dump
+from meshwright.sharding.mesh import AbstractMesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import PartitionSpec
+from meshwright.transform.stack import inline_calls
+
+MeshAxes = tuple[tuple[str, int], ...]
+
+
+class XlaCode(NamedTuple):
+    """A program as StableHLO, and the function that runs it on what arrays hold."""
+
+    text: str
+    function: Callable[..., tuple[Any, ...]]
+
+
+class OnDevices(NamedTuple):
+    """A program as StableHLO, and where JAX has its arguments and results."""
+
+    program: Program
+    text: str
+    mesh: Any
+    shardings: tuple[Any, ...]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        return self.shardings[: len(self.program.inputs)]
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        return self.shardings[len(self.program.inputs) :]
+
+    @property
+    def wide(self) -> bool:
+        """Whether it has numbers of 64 bits, which JAX has to be told to keep."""
+        return any(t.dtype.itemsize == (16 if t.dtype.kind == "c" else 8) for t in _types(self.program))
+
+    def inside(self, *values: Any) -> list[Any]:
+        """The results while JAX traces something larger, which by this is on these devices."""
+        import jax
+
+        put: Any = jax.lax.with_sharding_constraint
+        found = self.bind(*(put(x, s) for x, s in zip(values, self.arguments, strict=True)))
+        return [put(x, s) for x, s in zip(found, self.results, strict=True)]
+
+    def bind(self, *values: Any) -> list[Any]:
+        """The results for values of JAX as this one op."""
+        types = tuple((t.shape, np.dtype(t.dtype)) for t in self.program.out_types)
+        found: list[Any] = _primitive().bind(*values, text=self.text, types=types)
+        return found
+
+
+def emit_xla(program: Program, placed: bool, donated: Sequence[bool] = ()) -> XlaCode:
+    """A program for real devices: what `engine.compile.emit` is for NumPy."""
+    found = on_devices(program, placed)
+    return XlaCode(found.text, runner(found, donated))
+
+
+def runner(found: OnDevices, donated: Sequence[bool] = ()) -> Callable[..., tuple[Any, ...]]:
+    """The function that runs a program on arrays of either side, which go where it wants them."""
+    import jax
+
+    numbers = tuple(n for n, given in enumerate(donated) if given)
+    called = jax.jit(
+        found.bind, in_shardings=found.arguments, out_shardings=list(found.results), donate_argnums=numbers
+    )
+
+    def run(*data: Any) -> tuple[Any, ...]:
+        with jax.enable_x64(True) if found.wide else nullcontext():
+            values = [
+                x if isinstance(x, jax.Array) and x.sharding == s else jax.device_put(np.asarray(x), s)
+                for x, s in zip(data, found.arguments, strict=True)
+            ]
+            return tuple(called(*values))
+
+    return run
+
+
+def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = None) -> OnDevices:
+    """A program for JAX's devices, by default the first ones; ``placed`` says that it was partitioned for a mesh."""
+    needed()
+    import jax
+
+    program = program if placed else inline_calls(program, shard_maps=False)
+    axes, on, ours = _laid_out(program, placed)
+    count = prod(size for _, size in axes)
+    found = (_devices(count) if devices is None else list(devices))[:count]
+    if len(found) < count:
+        raise MeshwrightError(
+            f"The function was compiled for {count} devices, and JAX has {len(found)}.",
+            where=here(),
+            why="each device of the mesh runs its own part of the program",
+            fix=f'a mesh of {len(found)}, or jax.config.update("jax_num_cpu_devices", {count}) before JAX is used',
+        )
+    mesh = jax.sharding.Mesh(np.array(found).reshape([size for _, size in axes]), tuple(name for name, _ in axes))
+    spec: Any = jax.sharding.PartitionSpec
+    theirs = [jax.sharding.NamedSharding(mesh, spec(*(() if s is None else s.spec.partitions))) for s in ours]
+    ins = len(program.inputs)
+    text = dump(program, mesh=on, in_shardings=ours[:ins], out_shardings=ours[ins:], name="main")
+    return OnDevices(program, text, mesh, tuple(theirs))
+
+
+def needed() -> None:
+    """Refuse to go on without JAX."""
+    if find_spec("jax") is None:
+        raise MeshwrightError("JAX is not installed.", fix="pip install 'meshwright[jax]'")
+
+
+@cache
+def _asked_for_cpus(count: int) -> None:
+    """Have JAX make so many devices of a CPU, if it has not begun."""
+    import jax
+
+    with suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", count)  # type: ignore[no-untyped-call]
+
+
+def _devices(count: int) -> list[Any]:
+    import jax
+
+    if count > 1:
+        _asked_for_cpus(count)
+    return list(jax.devices())
+
+
+def _laid_out(program: Program, placed: bool) -> tuple[MeshAxes, AbstractMesh | None, list[NamedSharding | None]]:
+    """The mesh axes that a program runs over, and the shardings of its arguments and results: those of its shard_map if
+    it was ``placed`` on a mesh, replicated ones if its user wrote a shard_map, none without."""
+    types = [*program.in_types, *program.out_types]
+    params = next((eqn.params for eqn in program.eqns if eqn.op.name == "shard_map"), None)
+    if params is None:
+        return (("device", 1),), None, [None] * len(types)
+    on = AbstractMesh.of_parts(params["mesh"])
+    specs = [*params["in_specs"], *params["out_specs"]] if placed else [PartitionSpec()] * len(types)
+    shardings = [NamedSharding(on, spec.update(replicated=())) for spec in specs]
+    return params["mesh"], on, [_even(s, t) for s, t in zip(shardings, types, strict=True)]
+
+
+def _even(sharding: NamedSharding, t: TensorType) -> NamedSharding:
+    """The sharding, if all blocks are of one size, as JAX wants them; otherwise all of the array everywhere."""
+    if sharding.to_tensor_sharding(t.ndim).padded_shape(t.shape) == t.shape:
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec())
+
+
+def _types(program: Program) -> list[TensorType]:
+    return [*program.in_types, *program.out_types]
+
+
+@cache
+def _primitive() -> Any:
+    """The op of JAX that stands for a program of ours: a call of the function that the program is in StableHLO."""
+    import jax
+    from jax.extend.core import Primitive
+    from jax.interpreters import ad, batching, mlir
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import func
+
+    primitive = Primitive("meshwright")
+    primitive.multiple_results = True
+
+    @primitive.def_abstract_eval  # type: ignore[untyped-decorator]
+    def types_of(*_: Any, text: str, types: Any) -> list[Any]:
+        return [jax.core.ShapedArray(shape, dtype) for shape, dtype in types]
+
+    def lower(context: Any, *operands: Any, text: str, types: Any) -> Any:
+        module = ir.Module.parse(text)
+        main: Any = ir.SymbolTable(module.operation)["main"]
+        made = list(main.type.results)
+        around = context.module_context
+        name = mlir.merge_mlir_modules(around.module, "meshwright", module, dst_symtab=around.symbol_table)
+        return func.CallOp(made, ir.FlatSymbolRefAttr.get(name), operands).results
+
+    mlir.register_lowering(primitive, lower)
+    ad.primitive_jvps[primitive] = partial(_refuse, "differentiated", "mw.grad(f)")
+    batching.primitive_batchers[primitive] = partial(_refuse, "batched", "mw.vmap(f)")
+    return primitive
+
+
+def _refuse(what: str, instead: str, *_: Any, **__: Any) -> Any:
+    raise MeshwrightError(
+        f"A program of Meshwright is not {what} by JAX.",
+        where=here(),
+        why="it is compiled: for JAX it is one op, of which only the code is known",
+        fix=f"to_jax(mw.jit({instead}).lower(*args).compile())",
+    )

@@ -1,0 +1,189 @@
+"""Programs on XLA's devices against the same programs on NumPy."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import P, lax
+from meshwright.errors import MeshwrightError
+from tests.partition.models import load
+
+ON_XLA = ("xla", "xla-stacked")
+
+
+def close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
+    for one, other in zip(mw.tree.leaves(found), mw.tree.leaves(expected), strict=True):
+        assert one.type == other.type
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=tolerance, atol=tolerance)
+
+
+def placed(sizes: tuple[int, ...], *spec: Any, shape: tuple[int, ...] = (8, 12), dtype: Any = "float32") -> Any:
+    mesh = mw.make_mesh(sizes, ("i", "j", "k")[: len(sizes)])
+    x = np.random.default_rng(0).normal(size=shape).astype(dtype)
+    return mw.device_put(mnp.asarray(x), mw.NamedSharding(mesh, P(*spec)))
+
+
+def manual(x: Any) -> Any:
+    mesh = mw.get_mesh() or mw.make_mesh((2, 4), ("i", "j"))
+    gather = lambda x: lax.all_gather_invariant(x, "j", axis=1, tiled=True)
+    body = lambda x: (lax.psum(x, "i"), gather(x), lax.ppermute(x, "j", [(0, 1)]))
+    return mw.shard_map(body, mesh=mesh, in_specs=P("i", "j"), out_specs=(P(None, "j"), P("i"), P("i", "j")))(x)
+
+
+PROGRAMS: dict[str, Any] = {
+    "elementwise": lambda x: mnp.tanh(x) * 2 + 1,
+    "product": lambda x: x @ x.T,
+    "sums": lambda x: (x.sum(), x.mean(0), x.max(1)),
+    "turned": lambda x: lax.with_sharding_constraint(x, P("j", "i")) + 1,
+    "loop": lambda x: lax.scan(lambda c, row: (c + row, c.sum()), mnp.zeros(x.shape[1]), x),
+    "gradient": lambda x: mw.grad(lambda x: mnp.sum(mw.nn.softmax(x @ x.T) ** 2))(x),
+    "sorted": lambda x: mnp.sort(x, axis=0),
+    "random": lambda x: x + mw.random.normal(mw.random.key(3), x.shape),
+    "written for a device": manual,
+}
+
+
+@pytest.mark.parametrize("engine", ON_XLA)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_on_a_mesh(name: str, engine: str) -> None:
+    x = placed((2, 4), "i", "j")
+    with mw.set_mesh(mw.make_mesh((2, 4), ("i", "j"))):
+        close(mw.jit(PROGRAMS[name], engine=engine)(x), mw.jit(PROGRAMS[name])(x))
+
+
+@pytest.mark.parametrize("engine", ON_XLA)
+@pytest.mark.parametrize("shape", [(7, 5), (3, 1), (8, 9)])
+def test_dims_that_do_not_divide(shape: tuple[int, ...], engine: str) -> None:
+    x = placed((2, 4), "i", "j", shape=shape)
+    function = lambda x: (x * 2, x.sum(0), x @ x.T)
+    close(mw.jit(function, engine=engine)(x), mw.jit(function)(x))
+
+
+@pytest.mark.parametrize("engine", ON_XLA)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8", "bool", "bfloat16", "complex64"])
+def test_dtypes(dtype: str, engine: str) -> None:
+    x = mnp.asarray(np.arange(24).reshape(4, 6) % 3).astype(dtype)
+    x = mw.device_put(x, mw.NamedSharding(mw.make_mesh((2,), ("i",)), P("i")))
+    function = lambda x: (x, x.sum(0), x == x[0])
+    close(mw.jit(function, engine=engine)(x), mw.jit(function)(x), 1e-2)
+
+
+@pytest.mark.parametrize("engine", ON_XLA)
+def test_numbers_of_64_bits(engine: str, x64: Any) -> None:
+    x = mnp.asarray(np.arange(6) * (2**40 + 1))
+    y = mnp.asarray(np.linspace(0, 1, 6))
+    assert x.dtype == "int64" and y.dtype == "float64"
+    close(mw.jit(lambda x, y: (x * 3, y / 3), engine=engine)(x, y), (x * 3, y / 3), 1e-15)
+
+
+def test_arrays_stay_on_the_devices_between_calls() -> None:
+    mesh = mw.make_mesh((2, 4), ("i", "j"))
+    step = mw.jit(lambda x: x * 2, engine="xla", out_shardings=mw.NamedSharding(mesh, P("i", "j")))
+    first = step(placed((2, 4), "i", "j"))
+    held = first._data
+    assert isinstance(held, jax.Array) and len(held.sharding.device_set) == 8
+    assert held.sharding.shard_shape(held.shape) == (4, 3)
+    with jax.transfer_guard("disallow"):
+        second = step(first)
+    assert isinstance(second._data, jax.Array)
+    np.testing.assert_allclose(np.asarray(second), 2 * np.asarray(first))
+
+
+def test_an_array_of_xla_goes_anywhere() -> None:
+    x = mw.jit(lambda x: x * 2, engine="xla")(placed((2, 4), "i", "j"))
+    close(mw.jit(lambda x: x + 1)(x), x + 1)
+    close(mw.jit(lambda x: x + 1, engine="xla-stacked")(x), x + 1)
+    close(mw.device_put(x, mw.NamedSharding(mw.make_mesh((8,), ("k",)), P("k"))), x * 1)
+    assert float(x.sum()) == pytest.approx(float(np.asarray(x).sum()))
+
+
+def test_a_donated_array_is_gone() -> None:
+    x = mw.jit(lambda x: x * 2, engine="xla")(placed((2, 4), "i", "j"))
+    expected = np.asarray(x) + 1
+    x = mw.jit(lambda x: x * 1, engine="xla")(x)
+    step = mw.jit(lambda x: x + 1, donate_argnums=0, engine="xla")
+    np.testing.assert_allclose(np.asarray(step(x)), expected)
+    with pytest.raises(MeshwrightError, match="was donated"):
+        np.asarray(x)
+
+
+def test_what_another_array_holds_is_not_written_over() -> None:
+    x = mw.jit(lambda x: x * 2, engine="xla")(placed((2, 4), "i", "j"))
+    expected = np.asarray(mw.jit(lambda x: x + 0)(x))
+    other = mw.device_put(x, x.sharding)
+    mw.jit(lambda x: x + 1, donate_argnums=0, engine="xla")(x)
+    np.testing.assert_allclose(np.asarray(other), expected)
+    both = mw.jit(lambda x, y: x + y, donate_argnums=0, engine="xla")(other, other)
+    np.testing.assert_allclose(np.asarray(both), 2 * expected)
+
+
+@pytest.mark.parametrize("engine", ON_XLA)
+@pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=pytest.mark.slow),
+                                  pytest.param("moe", marks=pytest.mark.slow),
+                                  pytest.param("convnet", marks=pytest.mark.slow),
+                                  pytest.param("gpt", marks=pytest.mark.slow)])  # fmt: skip
+def test_twenty_steps_of_an_example(name: str, engine: str) -> None:
+    module = load(name)
+    config = module.Config()
+    mesh = mw.make_mesh((4,), ("data",))
+    whole, rows = mw.NamedSharding(mesh, P()), mw.NamedSharding(mesh, P("data"))
+    params = mw.device_put(module.init(mw.random.key(0), config), whole)
+    batch = mw.device_put(module.make_batch(mw.random.key(1), config), rows)
+    losses = {}
+    for one in ("numpy", engine):
+        step = mw.jit(lambda p, b: module.train_step(p, b, config), engine=one, out_shardings=(whole, whole))
+        state, losses[one] = params, []
+        for _ in range(20):
+            value, state = step(state, batch)
+            losses[one].append(float(value))
+    np.testing.assert_allclose(losses[engine], losses["numpy"], rtol=1e-3)
+
+
+def test_the_collectives_are_those_explained() -> None:
+    mesh = mw.make_mesh((4,), ("data",))
+    whole, rows = mw.NamedSharding(mesh, P()), mw.NamedSharding(mesh, P("data"))
+    step = mw.jit(
+        lambda w, x: mw.grad(lambda w: mnp.mean((mnp.tanh(x @ w[0]) @ w[1]) ** 2))(w),
+        in_shardings=(whole, rows), out_shardings=whole, engine="xla",
+    )  # fmt: skip
+    shape = lambda *dims: mw.ShapeDtypeStruct(dims, "float32")
+    compiled = step.lower([shape(8, 16), shape(16, 8)], shape(512, 8)).compile()
+    assert [one.kind for one in compiled.collectives] == ["all_reduce"]
+    types = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in compiled._types]
+    text = jax.jit(mw.interop.jax.to_jax(compiled)).lower([types[0], types[1]], types[2]).compile().as_text()
+    assert text.count(" all-reduce(") == 1 and "f32[256]" in text
+
+
+def test_the_current_engine() -> None:
+    try:
+        mw.set_engine("xla")
+        assert isinstance(mw.jit(lambda x: x * 2)(mnp.ones(3))._data, jax.Array)
+        assert mw.jit(lambda x: x * 2).lower(mnp.ones(3)).compile().stages[-1].text.startswith("module @main")
+        found = mw.jit(lambda x: x * 2).lower(mnp.ones(3)).compile(engine="numpy")(mnp.ones(3))
+        assert isinstance(found._data, np.ndarray)
+    finally:
+        mw.set_engine("numpy")
+
+
+def test_no_such_engine() -> None:
+    for wrong in (
+        lambda: mw.set_engine("cuda"),
+        lambda: mw.jit(lambda x: x, engine="cuda"),
+        lambda: mw.jit(lambda x: x).lower(mnp.ones(3)).compile(engine="cuda"),
+    ):
+        with pytest.raises(MeshwrightError) as error:
+            wrong()
+        assert error.value.what == "There is no engine 'cuda'."
+        assert error.value.why == "there are 'numpy', 'xla', 'xla-stacked'"
+        assert error.value.fix == 'engine="xla"'
+
+
+def test_more_devices_than_there_are() -> None:
+    x = mw.ShapeDtypeStruct((512,), "float32", sharding=mw.NamedSharding(mw.make_mesh((512,), ("i",)), P("i")))
+    with pytest.raises(MeshwrightError) as error:
+        mw.jit(lambda x: x * 2, engine="xla").lower(x).compile()
+    assert error.value.what == "The function was compiled for 512 devices, and JAX has 8."
