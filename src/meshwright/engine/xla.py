@@ -8,6 +8,7 @@ called without JAX, but has no public interface.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import cache, partial
@@ -27,6 +28,7 @@ from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.stack import inline_calls
 
+FEWEST_CPUS = 8  # devices that a CPU is made to be, if nobody says
 MeshAxes = tuple[tuple[str, int], ...]
 
 
@@ -130,19 +132,14 @@ def needed() -> None:
 
 
 @cache
-def _asked_for_cpus(count: int) -> None:
-    """Have JAX make so many devices of a CPU, if it has not begun."""
-    import jax
-
-    with suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", count)  # type: ignore[no-untyped-call]
-
-
 def _devices(count: int) -> list[Any]:
+    """JAX's devices; if it has not begun, and nobody said how many, it makes enough of them of a CPU."""
     import jax
 
-    if count > 1:
-        _asked_for_cpus(count)
+    said = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices >= 0
+    with suppress(RuntimeError):  # it has begun
+        if not said:
+            jax.config.update("jax_num_cpu_devices", max(count, FEWEST_CPUS))  # type: ignore[no-untyped-call]
     return list(jax.devices())
 
 
