@@ -131,12 +131,20 @@ def needed() -> None:
         raise MeshwrightError("JAX is not installed.", fix="pip install 'meshwright[jax]'")
 
 
+def _number_of_cpus() -> int:
+    """How many devices somebody said that a CPU is; below zero if nobody did."""
+    import jax
+
+    config: Any = jax.config
+    return int(config.jax_num_cpu_devices)
+
+
 @cache
 def _devices(count: int) -> list[Any]:
     """JAX's devices; if it has not begun, and nobody said how many, it makes enough of them of a CPU."""
     import jax
 
-    said = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices >= 0
+    said = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "") or _number_of_cpus() >= 0
     with suppress(RuntimeError):  # it has begun
         if not said:
             jax.config.update("jax_num_cpu_devices", max(count, FEWEST_CPUS))  # type: ignore[no-untyped-call]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -364,6 +365,11 @@ def _gather(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[Tensor
 def _scatter(how: str) -> Write:
     def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: list[TensorType]) -> list[str]:
         p, t = eqn.params, results[0]
+        if b.axes and prod(operands[1][1].shape[:-1]) == 1:
+            # XLA writes one window by slices, which it joins with the slice that a device's block is. It reads another
+            # device's block then, where the window is out of bounds.
+            name, given = operands[0]
+            operands = [(b.op("optimization_barrier", [(name, given)], [given])[0], given), *operands[1:]]
         numbers = (
             f"update_window_dims = {_list(p['update_window_dims'])}, "
             f"inserted_window_dims = {_list(p['inserted_window_dims'])}, "
