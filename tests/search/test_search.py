@@ -3,16 +3,11 @@
 import json
 import os
 import pathlib
-import pickle
 import random
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import cache, partial
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from examples import gpt, moe
 
-import meshwright as mw
-import meshwright.numpy as mnp
 from meshwright import dist, hardware
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.simulate.pipelines import peak_activations
@@ -146,171 +141,6 @@ def test_what_is_pruned_is_neither_best_nor_on_the_front(model):
     assert some.pareto == fitting.pareto
     assert set(some.estimates) < set(fitting.estimates)
     assert len(some) < 0.75 * len(fitting)
-
-
-# Traced steps
-
-
-@cache
-def traced_gpt() -> dist.Traced:
-    config = gpt.Config(vocab=1024, length=128, dim=256, layers=2, heads=8)
-    params = mw.eval_shape(lambda key: gpt.init(key, config), mw.random.key(0))
-    batch = mw.eval_shape(lambda key: gpt.make_batch(key, config, batch=16), mw.random.key(1))
-    return dist.traced(partial(gpt.train_step, config=config), params, batch)
-
-
-FN, BATCH = traced_gpt().function, traced_gpt().batch
-GRID = {1: [1, 2], 3: [3, 4]}
-STRATEGIES = {
-    "one device": (dist.Strategy(), lambda: FN, [1]),
-    "data": (dist.Strategy(4), lambda: dist.data_parallel(FN, BATCH, parts=4), [1, 2, 3, 4]),
-    "gradients in parts": (dist.Strategy(4, zero=2), lambda: dist.zero(FN, BATCH, 2, parts=4), [1, 2, 3, 4]),
-    "parameters in parts": (dist.Strategy(4, zero=3), lambda: dist.zero(FN, BATCH, 3, parts=4), [1, 2, 3, 4]),
-    "horizontal": (dist.Strategy(1, 4), lambda: dist.horizontal_parallel(FN, BATCH, parts=4), [1, 2, 3, 4]),
-    "both": (
-        dist.Strategy(2, 2),
-        lambda: dist.horizontal_parallel(dist.data_parallel(FN, BATCH, parts=2), BATCH, ["d"], parts=2),
-        GRID,
-    ),
-    **{
-        name: (
-            dist.Strategy(1, 1, 4, 8, name),
-            lambda name=name: dist.pipeline_parallel(FN, 4, 8, name, BATCH),
-            [1, 2, 3, 4],
-        )
-        for name in ("gpipe", "1f1b", "zb-h1")
-    },
-    "pipelines of replicas": (
-        dist.Strategy(2, 1, 2, 4),
-        lambda: dist.pipeline_parallel(dist.data_parallel(FN, BATCH, parts=2), 2, 4, "1f1b", BATCH, ["d"]),
-        {1: [1, 3], 2: [2, 4]},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_estimates_of_a_traced_step_are_those_of_the_transformed_program_simulated(name):
-    """Apart from what a search leaves out: gradients are summed at once, and messages wait for nobody."""
-    strategy, transform, devices = STRATEGIES[name]
-    machine = hardware.Topology("h100", 4)
-    found = dist.estimate(traced_gpt(), strategy, 16, dist.OnTopology(machine))
-    program = dist.keep_in_place(transform())
-    costs = dist.OnTopology(machine, overlap=strategy.pipeline > 1)
-    real = dist.simulate(program, devices, assumptions=costs, steady=True, events=False)
-    exact = name in ("one device", "horizontal")
-    assert found.seconds == pytest.approx(real.seconds, rel=1e-9 if exact else 0.12)
-    most = max(real.peak_bytes.values())  # a search has it that all gradients and activations are there at once
-    assert 0.95 * most <= found.peak_bytes_per_device <= 1.2 * most
-
-
-def test_a_traced_step_is_costed_for_the_batch_asked_for_not_the_one_it_was_traced_with():
-    machine = hardware.Topology("h100", 4)
-
-    def step(w, x):
-        value, gradient = mw.value_and_grad(lambda w: mnp.mean(mnp.tanh(x @ w) ** 2))(w)
-        return value, w - 0.1 * gradient
-
-    def model(rows):
-        return dist.traced(step, mw.ShapeDtypeStruct((64, 64), "float32"), mw.ShapeDtypeStruct((rows, 64), "float32"))
-
-    few, many = (dist.grid_search(model(rows), machine, 128).estimates for rows in (8, 128))
-    assert len(few) > 10
-    assert [e.seconds for e in few] == pytest.approx([e.seconds for e in many])
-    assert [e.peak_bytes_per_device for e in few] == pytest.approx([e.peak_bytes_per_device for e in many])
-
-
-def test_a_traced_step_goes_to_processes_and_is_read_there_once():
-    model = traced_gpt()
-    copies = pickle.loads(pickle.dumps([pickle.dumps(model)] * 2))
-    first, second = map(pickle.loads, copies)
-    assert first is second
-    assert str(first.function) == str(model.function)
-    options = {"zero": [0, 2], "microbatches": [4], "recompute": [False]}
-    topology = hardware.Topology("h100", 2)
-    with ProcessPoolExecutor(1) as pool:
-        spread = dist.grid_search(model, topology, 16, executor=pool, **options)
-    assert spread == dist.grid_search(model, topology, 16, **options)
-
-
-def test_recomputing_a_traced_step_takes_less_memory_and_more_time():
-    costs = dist.OnTopology(hardware.Topology("h100", 4))
-    kept, again = (dist.estimate(traced_gpt(), dist.Strategy(recompute=r), 64, costs) for r in (False, True))
-    assert again.peak_bytes_per_device < 0.8 * kept.peak_bytes_per_device
-    assert 1.1 * kept.seconds < again.seconds < 1.6 * kept.seconds
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        (
-            dist.Strategy(1, 3),
-            "The model does not divide among 3 devices.\n"
-            "  why:  no product has a dim that is a multiple of 3 and not the batch\n"
-            "  fix:  tensor=1, or a degree that divides its width",
-        ),
-        (
-            dist.Strategy(1, 1, 64),
-            "The model has no 64 stages.\n  why:  it has 17 products\n  fix:  pipeline=1, microbatches=1",
-        ),
-    ],
-)
-def test_what_a_traced_step_cannot_do_is_said(strategy, message):
-    with pytest.raises(ShapeError) as error:
-        dist.estimate(traced_gpt(), strategy, 64, dist.OnTopology(hardware.Topology("h100", 64)))
-    assert str(error.value) == message
-
-
-def test_a_step_that_needs_its_whole_batch_has_no_microbatches():
-    def step(w, x):
-        def loss(w):
-            y = x @ w
-            return mnp.mean((y - mnp.mean(y, axis=0)) ** 2)
-
-        return mw.value_and_grad(loss)(w)
-
-    model = dist.traced(step, mnp.ones((8, 8)), mnp.ones((16, 8)))
-    assert not model.separable
-    found = dist.grid_search(model, hardware.Topology("h100", 4), 16)
-    assert {(e.strategy.pipeline, e.strategy.microbatches) for e in found.estimates} == {(1, 1)}
-
-
-def test_a_step_that_needs_its_whole_batch_has_the_memory_of_the_program_simulated():
-    params = mw.eval_shape(lambda key: moe.init(key, moe.Config()), mw.random.key(0))
-    batch = mw.eval_shape(lambda key: moe.make_batch(key, moe.Config()), mw.random.key(1))
-    model = dist.traced(partial(moe.train_step, config=moe.Config()), params, batch)
-    machine = dist.OnTopology(hardware.Topology("h100", 2))
-    assert not model.separable
-    found = dist.estimate(model, dist.Strategy(), model.rows, machine)
-    real = dist.simulate(model.function, assumptions=machine)
-    assert found.seconds == pytest.approx(real.seconds)
-    # Slices of stacked parameters count as long as the stack does, which matters in a model this small.
-    assert 0.95 * real.peak_bytes[0] <= found.peak_bytes_per_device <= 1.8 * real.peak_bytes[0]
-    with pytest.raises(ShapeError, match=r"The model needs its whole batch on one device\."):
-        dist.estimate(model, dist.Strategy(2), model.rows, machine)
-
-
-def test_a_step_with_a_loop_is_refused():
-    def step(w, x):
-        value, _ = mw.lax.scan(lambda x, _: (x @ w, None), x, None, length=3)
-        return mnp.sum(value), w
-
-    with pytest.raises(MeshwrightError) as error:
-        dist.traced(step, mnp.ones((4, 4)), mnp.ones((8, 4)))
-    assert str(error.value) == (
-        "The step has a scan.\n"
-        "  why:  an equation with a program inside is not split over devices\n"
-        "  fix:  write the layers out, one after the other: Config(scan=False) in the examples"
-    )
-
-
-def test_what_is_no_training_step_is_refused():
-    with pytest.raises(MeshwrightError) as error:
-        dist.traced(lambda w, x: x @ w, mnp.ones((4, 4)), mnp.ones((8, 4)))
-    assert str(error.value) == (
-        "The step returns no loss.\n"
-        "  why:  the first result without dims is the loss, and there is none\n"
-        "  fix:  return loss, new_params"
-    )
 
 
 # Files

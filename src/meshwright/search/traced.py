@@ -1,56 +1,58 @@
-"""A traced training step as a search needs it: the work of every equation on one device of a grid, from factor rules.
+"""A traced training step as a search needs it: what a device does and holds with so many samples, in so many parts.
 
-What an equation does on a device follows from the same plans that `data_parallel`, `horizontal_parallel` and
-`pipeline_parallel` write programs from; here they are only costed.
+The step is read once. With fewer samples, or split along an axis of devices, it is the program of a device
+(`written_out`), whose kernels are those that `mw.simulate` finds; `step_units` says what of it belongs to which layer.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from meshwright.arrays.tracing import make_program
+from meshwright.arrays.tracing import ShapeDtypeStruct, leaf_type, make_program
 from meshwright.core import tree
-from meshwright.core.dtypes import DType
-from meshwright.core.program import Program
-from meshwright.device.choose import choose_classes
-from meshwright.device.classes import Classes, Place, divides
-from meshwright.device.from_program import from_program
-from meshwright.device.function import DeviceEqn, DeviceValue, Function, Number, Operand, print_attribute
-from meshwright.device.phases import cut_by_cost, forward_equations, loss_of, place_backward
-from meshwright.device.spread import COPY, Planner, SpreadSharding, Version
-from meshwright.device.tensor_ops import Arg, contracts, cost, localize, tensor_of
-from meshwright.device.transforms import named_classes
-from meshwright.device.typing import typed
+from meshwright.core.facts import Structure
+from meshwright.core.program import Program, Var
+from meshwright.core.source import here
 from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.hardware.machines import machine_for
+from meshwright.partition.cost import DEFAULT_CHIP
+from meshwright.propagate.own_regions import own_regions
+from meshwright.propagate.project import shapes_of
+from meshwright.search.batch_dims import BatchDims, leading, splits
+from meshwright.search.layout.graph import LayoutGraph, LayoutStep, read_graph
+from meshwright.search.layout.ways import split_rule
+from meshwright.search.step_units import UnitReader, is_product
+from meshwright.search.traced_on import StepOnMachine, on_machine
+from meshwright.search.written_out import DATA, BatchPlaces, Writer
+from meshwright.simulate.devices.on_topology import OnTopology
+from meshwright.simulate.machine import Machine
+from meshwright.simulate.tasks import TaskBlock, TaskReader
+from meshwright.transform.layers import equal_layers
+from meshwright.transform.simplify import cse, dce
+from meshwright.transform.stack import inline_calls
 
-SHARED, FORWARD, BACKWARD, WEIGHTS, TAIL = range(5)
-SEGMENTS = 16  # of the forward pass, each of which is computed again where activations are not kept
+
+class _Read(NamedTuple):
+    """The step on one device as it was traced: its tasks, their values, and which dims of these are the batch."""
+
+    block: TaskBlock
+    graph: LayoutGraph
+    dims: BatchDims
 
 
-class StageOfEqns(NamedTuple):
-    """Which stage and phase each equation belongs to; ``segment`` are the parts of the forward pass kept apart."""
+class WrittenStep(NamedTuple):
+    """The program of a device with so many samples, and the values of its layer that stands for others."""
 
-    stage: np.ndarray
-    phase: np.ndarray
-    segment: np.ndarray
-
-
-class Spread(NamedTuple):
-    """The horizontal plan for a number of devices: layouts of values, and who talks after which equation."""
-
-    plan: Planner | None
-    layouts: dict[DeviceValue, SpreadSharding]
-    talks: tuple[tuple[int, str, DeviceValue], ...]
+    program: Program
+    marked: frozenset[Var]
 
 
 class Traced:
-    """A training step for `grid_search`, costed from its equations; ``batch`` names the inputs that have a batch dim.
+    """A training step for `grid_search`, costed from its kernels; ``batch`` are the inputs that have a batch dim.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> from meshwright import dist
@@ -64,297 +66,140 @@ class Traced:
     (4, True, False)
     """
 
-    def __init__(self, function: Function, batch: Mapping[str, int]) -> None:
-        self.function = typed(function)
-        self.batch = dict(batch)
-        self.rows = self._rows()
-        self.key = sha256(f"{function}{sorted(self.batch.items())}".encode()).hexdigest()[:16]
-        self._spreads: dict[int, Spread | None] = {}
-        self._cuts: dict[tuple[int, int], StageOfEqns] = {}
+    marked: frozenset[Var]
+    count: int
+    donated: tuple[bool, ...]
+
+    def __init__(
+        self,
+        program: Program,
+        batch: Sequence[int],
+        name: str = "step",
+        again: Callable[[int], Traced] | None = None,
+    ) -> None:
+        whole = cse(dce(own_regions(inline_calls(program, shard_maps=False))))
+        self._take(whole, tuple(batch), name)
+        _check_structure(whole)
+        short = equal_layers(whole)
+        if short is not None:
+            number = {n: k for k, n in enumerate(short.inputs)}
+            self.program, self.batch = short.program, tuple(number[n] for n in batch)
+            self.marked, self.count = short.repeated, short.removed + 1
+            self.donated = tuple(self.donated[n] for n in short.inputs)
+        self.again = again
+
+    def _take(self, program: Program, batch: tuple[int, ...], name: str) -> None:
+        self.program, self.batch, self.name = program, batch, name
+        self.marked = frozenset()
+        self.count = 1
+        self.rows = _rows(program, batch)
+        self.donated = _donated(program, batch)
+        self._at: dict[int, Traced] = {}
         self.known: dict[tuple[object, ...], Any] = {}  # what plans have found
-        loop = next((eqn for eqn in self.function.eqns if _has_region(eqn)), None)
-        if loop is not None:
-            raise MeshwrightError(
-                f"The step has a {loop.op}.",
-                why="an equation with a program inside is not split over devices",
-                fix="write the layers out, one after the other: Config(scan=False) in the examples",
-            )
-        if loss_of(self.function) is None:
+        loss = next((a for a in program.outputs if not a.type.shape and a not in program.inputs), None)
+        if loss is None:
             raise MeshwrightError(
                 "The step returns no loss.",
                 why="the first result without dims is the loss, and there is none",
                 fix="return loss, new_params",
             )
 
+    @cached_property
+    def key(self) -> str:
+        """What tells the step from others."""
+        return sha256(f"{self.program}{self.batch}{self.count}{len(self.marked)}".encode()).hexdigest()[:16]
+
     def __repr__(self) -> str:
-        return f"Traced({self.function.name!r}, {len(self.function.eqns)} equations, {self.key})"
+        return f"Traced({self.name!r}, {len(self.program.eqns)} equations, {self.key})"
 
     def __reduce__(self) -> tuple[Callable[..., Traced], tuple[str, bytes]]:
         """Processes that have the model already do not read it again."""
-        return _restored, (self.key, pickle.dumps((self.function, self.batch)))
+        others = {rows: (one.program, one.batch) for rows, one in self._at.items()}
+        state = (self.program, self.batch, self.name, self.marked, self.count, self.donated, others)
+        return _restored, (self.key, pickle.dumps(state))
 
-    def _rows(self) -> int:
-        sizes = {}
-        for name, dim in self.batch.items():
-            value = self.function.input(name)
-            shape = tensor_of(value).shape if value is not None else ()
-            if not 0 <= dim < len(shape) or not isinstance(shape[dim], int):
+    def at(self, batch: int) -> Traced:
+        """The step for a batch: itself, unless it needs the whole batch at once, and was traced with another."""
+        if batch == self.rows or not self.whole:
+            return self
+        if batch not in self._at:
+            if self.again is None:
                 raise ShapeError(
-                    f"The batch has no dim {dim} of {name}.", why=f"its shape is {shape}", fix=f"{name}: 0"
+                    f"The step was traced with a batch of {self.rows}, and not with {batch}.",
+                    why=_why_whole(self.read.dims.whole),
+                    fix=f"dist.traced(step, params, batch) with a batch of {batch}",
                 )
-            sizes[name] = shape[dim]
-        if len(set(sizes.values())) != 1:
-            raise ShapeError(
-                "The parts of the batch differ in size.",
-                why=", ".join(f"{name} has {size}" for name, size in sizes.items()) or "there is no batch",
-                fix="arrays whose first dims are equal",
-            )
-        found = next(iter(sizes.values()))
-        assert isinstance(found, int)
-        return found
+            self._at[batch] = self.again(batch)
+        return self._at[batch]
 
-    # The program, cut along the batch
+    # What it is, whatever the machine
 
     @cached_property
-    def classes(self) -> Classes:
-        return Classes(self.function)
+    def read(self) -> _Read:
+        block = TaskReader(Machine(machine_for(DEFAULT_CHIP, {}, "step"), {})).block(self.program)
+        graph = read_graph(block)
+        return _Read(block, graph, BatchDims(graph, self.batch))
 
-    @cached_property
-    def batch_classes(self) -> frozenset[Place]:
-        return named_classes(self.function, self.batch, [self.function], self.classes, None)
-
-    @cached_property
-    def planner(self) -> Planner:
-        parts = next((n for n in (2, 3, 5, 7) if self.rows % n == 0), self.rows)
-        return Planner(self.function, self.classes, self.batch_classes, parts)
-
-    @cached_property
+    @property
     def whole(self) -> bool:
         """Whether an equation needs the whole batch on one device."""
-        return any(c.op != "allreduce" for c in self.planner.conversions)
+        return self.read.dims.whole is not None
 
-    @cached_property
+    @property
     def separable(self) -> bool:
         """Whether microbatches can run one after the other: nothing in their midst needs all of them."""
-        late = (s for s in self.planner.steps if s.depth > 0)
-        return not self.whole and all(
-            v[1] == COPY for s in late for v in (*s.operands, *s.results) if not isinstance(v, Number)
-        )
-
-    @cached_property
-    def kinds(self) -> list[str]:
-        """For each equation whether it runs once before the microbatches, for each of them, or once after."""
-        if not self.separable:  # there is one microbatch, and all of the step is for it
-            return ["micro"] * len(self.function.eqns)
-        found = []
-        for step in self.planner.steps:
-            plain = all(v[1] == COPY for v in (*step.operands, *step.results) if not isinstance(v, Number))
-            found.append("tail" if step.depth > 0 and plain else "shared" if plain else "micro")
-        return found
-
-    @cached_property
-    def number(self) -> dict[DeviceValue, int]:
-        """The equation that makes each value."""
-        return {v: n for n, eqn in enumerate(self.function.eqns) for v in eqn.outputs}
-
-    @cached_property
-    def sums(self) -> tuple[DeviceValue, ...]:
-        """What is summed over the batch: gradients, the loss, and what else is there of all samples."""
-        return tuple(c.source[0] for c in self.planner.conversions if c.op == "allreduce")
-
-    @cached_property
-    def forward(self) -> list[DeviceEqn]:
-        micro = [eqn for eqn, kind in zip(self.function.eqns, self.kinds, strict=True) if kind == "micro"]
-        return forward_equations(self.function, micro)
+        return self.read.dims.separable
 
     @cached_property
     def most_stages(self) -> int:
         """A stage has one product at least."""
-        return max(1, sum(map(contracts, self.forward))) if self.separable else 1
+        if not self.separable:
+            return 1
+        program, marked = self.written(self.rows)
+        block = TaskReader(Machine(machine_for(DEFAULT_CHIP, {DATA: 2}, "step"), {DATA: 2})).block(program)
+        return len(self.units(block, marked).units.order)
 
-    def cut(self, stages: int, segments: int) -> StageOfEqns:
-        """The stages of a pipeline by cost, as `pipeline_parallel` cuts them, and segments of each."""
-        key = stages, segments
-        if key not in self._cuts:
-            self._cuts[key] = self._cut(stages, segments)
-        return self._cuts[key]
+    def units(self, block: TaskBlock, marked: frozenset[Var]) -> UnitReader:
+        """The units of the step on a device that has it as these tasks."""
+        program = block.program
+        loss = next(a for a in program.outputs if not a.type.shape)
+        return UnitReader(block, [program.inputs[n] for n in self.batch], loss, marked, self.count, self.separable)
 
-    def _cut(self, stages: int, segments: int) -> StageOfEqns:
-        eqns, kinds = self.function.eqns, self.kinds
-        parts = min(stages * segments, len(self.forward))
-        fine = cut_by_cost(self.forward, parts)
-        coarse = {eqn: part * stages // parts for eqn, part in fine.items()}
-        if segments == 1:
-            coarse = cut_by_cost(self.forward, stages)
-        backward = [eqn for eqn, kind in zip(eqns, kinds, strict=True) if kind == "micro" and eqn not in coarse]
-        placed = {**coarse, **place_backward(coarse, backward, stages)}
-        stage, phase = np.zeros(len(eqns), int), np.zeros(len(eqns), int)
-        segment = np.array([fine.get(eqn, 0) for eqn in eqns])
-        first: dict[DeviceValue, int] = {}
-        for n in reversed(range(len(eqns))):
-            eqn = eqns[n]
-            if kinds[n] == "micro":
-                stage[n] = placed[eqn]
-                for v in eqn.values:
-                    first[v] = min(first.get(v, stages), placed[eqn])
-            elif kinds[n] == "shared":  # on the stage that needs it first
-                stage[n] = min((first[v] for v in eqn.outputs if v in first), default=0)
-                for v in eqn.values:
-                    first[v] = min(first.get(v, stages), int(stage[n]))
-        for n, eqn in enumerate(eqns):
-            if kinds[n] == "tail":  # where what it reads is made
-                stage[n] = min((stage[self.number[v]] for v in eqn.values if v in self.number), default=0)
-            phase[n] = {"tail": TAIL, "shared": SHARED}.get(kinds[n], FORWARD if eqn in coarse else BACKWARD)
-        self._split_backward(stage, phase)
-        return StageOfEqns(stage, phase, segment)
+    def divides(self, tensor: int) -> bool:
+        """Whether a product can be split over so many devices, and not along the batch."""
+        return tensor == 1 or any(splits(step, tensor, batch) for step, batch in self._products)
 
-    def _split_backward(self, stage: np.ndarray, phase: np.ndarray) -> None:
-        """Weight gradients are what no other stage waits for."""
-        readers: dict[DeviceValue, list[int]] = {}
-        for n, eqn in enumerate(self.function.eqns):
-            for v in eqn.values:
-                readers.setdefault(v, []).append(n)
-        for n in reversed(range(len(phase))):
-            if phase[n] == BACKWARD:
-                after = [m for v in self.function.eqns[n].outputs for m in readers.get(v, ()) if phase[m] != TAIL]
-                waited = any(stage[m] != stage[n] or phase[m] == BACKWARD for m in after)
-                phase[n] = BACKWARD if waited else WEIGHTS
-
-    # The program, cut horizontally
-
-    def divides(self, horizontal: int) -> bool:
-        return self.spread(horizontal) is not None
-
-    def spread(self, horizontal: int) -> Spread | None:
-        """How the program is split over so many devices, None where it cannot be."""
-        if horizontal not in self._spreads:
-            self._spreads[horizontal] = self._spread(horizontal)
-        return self._spreads[horizontal]
-
-    def _spread(self, horizontal: int) -> Spread | None:
-        if horizontal == 1:
-            return Spread(None, {}, ())
-        split = self._split(horizontal)
-        if not split:
-            return None
-        planner = Planner(self.function, self.classes, split, horizontal)
-        talks = [
-            (self.number[c.source[0]], c.op, c.source[0])
-            for c in planner.conversions
-            if c.op != "own_part" and c.source[0] in self.number
-        ]
-        return Spread(planner, planner.original, tuple(talks))
-
-    def _split(self, horizontal: int) -> frozenset[Place]:
-        """The classes that are split: the same for all numbers of devices by which the same dims divide."""
-        inputs = {self.classes.root((v, d)) for v in self.function.inputs for d in range(len(tensor_of(v).shape))}
-        uneven = {
-            root
-            for (v, d), root in self.classes.members()
-            if tensor_of(v).shape[d] != 1 and not divides(tensor_of(v).shape[d], horizontal)
-        }
-        key = ("split", frozenset(inputs - self.batch_classes - uneven))
-        if key not in self.known:
-            self.known[key] = choose_classes([self.function], self.classes, horizontal, self.batch_classes, known=True)
-        found: frozenset[Place] = self.known[key]
+    @cached_property
+    def _products(self) -> list[tuple[LayoutStep, int | None]]:
+        """The products of the step, and the factor of each that is the batch."""
+        found = []
+        for step in self.read.graph.steps:
+            if step.eqn is not None and is_product([step.eqn]):
+                shapes, _ = shapes_of(split_rule(step).rule)
+                places = [self.read.dims.place(x) for x in step.inputs]
+                of_batch = [leading(shapes[n], place) for n, place in enumerate(places) if place >= 0]
+                found.append((step, of_batch[0] if of_batch else None))
         return found
 
-    # Sizes on one device
-
-    @cached_property
-    def values(self) -> dict[DeviceValue, int]:
-        """The values of the program, numbered."""
-        return {v: n for n, v in enumerate((*self.function.inputs, *self.number))}
-
-    @cached_property
-    def _scales(self) -> dict[DeviceValue, tuple[bool, ...]]:
-        """Which dims of each value are as long as the batch is."""
-        return {
-            v: tuple(self.classes.root((v, d)) in self.batch_classes for d in range(len(tensor_of(v).shape)))
-            for v in self.values
-        }
-
-    def shape(self, value: DeviceValue, rows: int, horizontal: int, layout: SpreadSharding) -> tuple[int, ...]:
-        """The shape of a value on a device."""
-        sizes: list[Any] = list(tensor_of(value).shape)
-        for d, scales in enumerate(self._scales[value]):
-            if scales:
-                sizes[d] = sizes[d] * rows // self.rows
-        if layout.kind == "part":
-            sizes[layout.dim] //= horizontal
-        return tuple(sizes)
-
-    @cached_property
-    def _bytes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bytes of each value as traced, and how many of its dims are as long as the batch is."""
-        types = [tensor_of(v) for v in self.values]
-        return np.array([t.nbytes for t in types], float), np.array([sum(self._scales[v]) for v in self.values])
-
-    def nbytes(self, rows: int, horizontal: int) -> np.ndarray:
-        """The bytes of each value on a device."""
-        spread = self.spread(horizontal)
-        assert spread is not None
-        whole, scales = self._bytes
-        parts = [horizontal if spread.layouts.get(v, COPY).kind == "part" else 1 for v in self.values]
-        found: np.ndarray = whole * (rows / self.rows) ** scales / np.array(parts)
+    def written(self, rows: int, sums: bool = True) -> WrittenStep:
+        """The program of a device that has so many samples; with sums over the batch, if there are others."""
+        if self.whole:
+            return WrittenStep(self.program, self.marked)
+        key = ("written", rows, sums)
+        if key not in self.known:
+            read = self.read
+            writer = Writer(read.block, read.graph, BatchPlaces(read.dims, self.rows, rows, sums), self.marked)
+            self.known[key] = WrittenStep(writer.program, frozenset(writer.marked))
+        found: WrittenStep = self.known[key]
         return found
 
-    @cached_property
-    def _attributes(self) -> list[str]:
-        """The attributes of each equation, to tell equations apart."""
-        return [
-            ",".join(f"{k}={print_attribute(v)}" for k, v in eqn.attributes.items() if k != "value")
-            for eqn in self.function.eqns
-        ]
-
-    def stage_groups(self, horizontal: int) -> tuple[list[int], list[int]]:
-        """Equations that do the same on a device: for each its group, and the first of each group."""
-        key = ("stage_groups", horizontal)
+    def on(self, costs: OnTopology, rows: int, tensor: int, sums: bool) -> StepOnMachine:
+        """What a device of a machine does and holds with so many samples, if so many share each."""
+        key = ("on", costs.key, rows, tensor, sums)
         if key not in self.known:
-            groups: dict[tuple[object, ...], int] = {}
-            firsts: list[int] = []
-            found = []
-            for n, eqn in enumerate(self.function.eqns):
-                what = (eqn.op, self._attributes[n], *map(self._described, (*eqn.inputs, *eqn.outputs)))
-                layouts = tuple(x if isinstance(x, Number) else x[1] for x in self._versions(n, horizontal))
-                group = groups.setdefault((*what, layouts if horizontal > 1 else ()), len(groups))
-                if group == len(firsts):
-                    firsts.append(n)
-                found.append(group)
-            self.known[key] = found, firsts
-        known: tuple[list[int], list[int]] = self.known[key]
-        return known
-
-    def _described(self, x: Operand) -> tuple[object, ...]:
-        t = tensor_of(x)
-        return (t.shape, t.dtype, () if isinstance(x, Number) else self._scales[x])
-
-    def _versions(self, n: int, horizontal: int) -> tuple[Version | Number, ...]:
-        spread = self.spread(horizontal)
-        assert spread is not None
-        step = (spread.plan or self.planner).steps[n]
-        return (*step.operands, *step.results)
-
-    def work(self, n: int, rows: int, horizontal: int) -> tuple[float, float, DType]:
-        """The operations and bytes of an equation on a device, and the dtype it computes in."""
-        eqn = self.function.eqns[n]
-        dtype = tensor_of(eqn.outputs[0]).dtype
-        if eqn.op == "constant":
-            return 0.0, 0.0, dtype
-        types: list[Arg] = [
-            ((), x.dtype)
-            if isinstance(x, Number)
-            else (self.shape(x[0], rows, horizontal, x[1] if horizontal > 1 else COPY), tensor_of(x[0]).dtype)
-            for x in self._versions(n, horizontal)
-        ]
-        args, outs = types[: len(eqn.inputs)], types[len(eqn.inputs) :]
-        params = {k: v for k, v in eqn.attributes.items() if k != "device"}
-        found = cost(eqn.op, args, outs, localize(eqn.op, params, args, outs))
-        return found.flops, found.nbytes, dtype
-
-
-def _has_region(eqn: DeviceEqn) -> bool:
-    return any(isinstance(value, Program) for value in eqn.attributes.values())
+            self.known[key] = on_machine(self, costs, rows, tensor, sums)
+        found: StepOnMachine = self.known[key]
+        return found
 
 
 _RESTORED: dict[str, Traced] = {}
@@ -362,8 +207,11 @@ _RESTORED: dict[str, Traced] = {}
 
 def _restored(key: str, data: bytes) -> Traced:
     if key not in _RESTORED:
-        function, batch = pickle.loads(data)
-        _RESTORED[key] = Traced(function, batch)
+        program, batch, name, marked, count, donated, others = pickle.loads(data)
+        found = _RESTORED[key] = Traced.__new__(Traced)
+        found._take(program, batch, name)
+        found.marked, found.count, found.donated, found.again = marked, count, donated, None
+        found._at = {rows: Traced(*one) for rows, one in others.items()}
     return _RESTORED[key]
 
 
@@ -379,9 +227,61 @@ def traced(step: Callable[..., Any] | Program, params: Any, batch: Any) -> Trace
     >>> dist.traced(step, mw.ShapeDtypeStruct((4, 4), "float32"), mw.ShapeDtypeStruct((8, 4), "float32")).rows
     8
     """
-    program = step if isinstance(step, Program) else make_program(step)(params, batch)
-    held, given = len(tree.leaves(params)), len(tree.leaves(batch))
-    names = [*(f"p{n}" for n in range(held)), *(f"b{n}" for n in range(given))]
     name = getattr(step, "__name__", "step")
-    fn = from_program(program, names, name=name if name.isidentifier() else "step")
-    return Traced(fn, {f"b{n}": 0 for n in range(given)})
+    held, given = len(tree.leaves(params)), len(tree.leaves(batch))
+    numbers = range(held, held + given)
+    if isinstance(step, Program):
+        return Traced(step, numbers, name)
+
+    def at(rows: int) -> Traced:
+        def resized(x: Any) -> ShapeDtypeStruct:
+            t = leaf_type(x)
+            return ShapeDtypeStruct((rows, *t.shape[1:]), t.dtype)
+
+        return Traced(make_program(step)(params, tree.map(resized, batch)), numbers, name)
+
+    return Traced(make_program(step)(params, batch), numbers, name, at)
+
+
+def _rows(program: Program, batch: Sequence[int]) -> int:
+    """The length of the batch."""
+    sizes = {}
+    for k, n in enumerate(batch):
+        shape = program.inputs[n].type.shape
+        if not shape:
+            raise ShapeError(f"The batch has no dim 0 of b{k}.", why=f"its shape is {shape}", fix=f"b{k}: 0")
+        sizes[f"b{k}"] = shape[0]
+    if len(set(sizes.values())) != 1:
+        raise ShapeError(
+            "The parts of the batch differ in size.",
+            why=", ".join(f"{name} has {size}" for name, size in sizes.items()) or "there is no batch",
+            fix="arrays whose first dims are equal",
+        )
+    return int(next(iter(sizes.values())))
+
+
+def _donated(program: Program, batch: Sequence[int]) -> tuple[bool, ...]:
+    """Which inputs results may be written over: all that the step returns anew, in their order."""
+    mine = [(v.type.shape, v.type.dtype) for n, v in enumerate(program.inputs) if n not in batch]
+    made = [(a.type.shape, a.type.dtype) for a in program.outputs]
+    anew = bool(mine) and any(made[n : n + len(mine)] == mine for n in range(len(made) - len(mine) + 1))
+    return tuple(anew and n not in batch for n in range(len(program.inputs)))
+
+
+def _check_structure(program: Program) -> None:
+    """Refuse a step that is written for a mesh."""
+    for eqn in program.eqns:
+        if eqn.op.structure is Structure.DEVICE:
+            raise MeshwrightError(
+                "The step has a shard_map.",
+                where=eqn.source.show() if eqn.source else here(),
+                why="it is written for one device of a mesh, and a search looks for the mesh",
+                fix="the same computation without shard_map, or mw.simulate of the step on the mesh that it names",
+            )
+        for _, region in eqn.regions():
+            _check_structure(region)
+
+
+def _why_whole(step: LayoutStep | None) -> str:
+    where = step.eqn.source if step is not None and step.eqn is not None else None
+    return f"an equation puts the samples together{f', at {where}' if where else ''}"

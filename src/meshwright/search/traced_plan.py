@@ -2,63 +2,75 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from meshwright.device.function import DeviceValue
-from meshwright.device.spread import COPY
-from meshwright.device.tensor_ops import tensor_of
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.search.clocks import overlapped
+from meshwright.search.step_units import BACKWARD, FORWARD, SHARED, TAIL, WEIGHTS, StepUnits
 from meshwright.search.strategy import Costs, check_batch
-from meshwright.search.traced import BACKWARD, FORWARD, SEGMENTS, SHARED, TAIL, WEIGHTS, StageOfEqns, Traced
+from meshwright.search.traced import Traced
+from meshwright.search.traced_on import StepOnMachine
+from meshwright.simulate.devices.on_topology import OnTopology
 from meshwright.simulate.pipelines import peak_activations
 from meshwright.simulate.transformer.strategy import Strategy
 
+T = TypeVar("T")
+NARROW = 1.05  # times the fewest bytes that go from one unit to the next: there stages are cut, if there are enough
 
-class StageBytes(NamedTuple):
-    """The bytes each stage has: parameters, gradients, states of the optimizer; and activations of a microbatch.
 
-    ``sums`` are what is added up over the batch, gradients and others.
-    ``kept`` are activations that the backward pass reads, ``inputs`` those that enter the segments of a stage, ``once``
-    what the longest equation, or the segment that is computed again, needs besides.
+class UnitSequence(NamedTuple):
+    """The units of a step on a device in their order, each as often as it comes: seconds, and bytes.
+
+    ``starts`` says where one computes again from, if a layer keeps its input alone: a layer, or what lies between two
+    narrow places. ``segments`` numbers what lies between.
     """
 
-    parameters: np.ndarray
-    gradients: np.ndarray
-    sums: np.ndarray
-    states: np.ndarray
-    kept: np.ndarray
-    inputs: np.ndarray
-    once: np.ndarray
-    again: np.ndarray
-    forward: np.ndarray
-    backward: np.ndarray
+    seconds: np.ndarray  # of forward, backward, weights, update and what is shared
+    cheap: np.ndarray  # forward seconds that are not of products
+    nbytes: dict[str, np.ndarray]
+    entering: np.ndarray  # bytes that come from the units before
+    transient: np.ndarray
+    starts: np.ndarray
+    segments: np.ndarray
+
+
+class StageSums(NamedTuple):
+    """Seconds and bytes of stages."""
+
+    seconds: np.ndarray
+    cheap: np.ndarray
+    nbytes: dict[str, np.ndarray]
+    inputs: np.ndarray  # bytes that enter segments
+    entering: np.ndarray
+    transient: np.ndarray
+    again: np.ndarray  # the most bytes that a segment makes for its backward
 
 
 class TracedPlan:
     """A traced step under a strategy."""
 
     def __init__(self, model: Traced, strategy: Strategy, batch: int, costs: Costs, state_bytes: int) -> None:
-        self.model, self.strategy, self.batch, self.costs = model, strategy, batch, costs
+        self.strategy, self.batch = strategy, batch
         self.state_bytes = state_bytes
         self.stages = strategy.pipeline * strategy.chunks
+        if not isinstance(costs, OnTopology):
+            raise MeshwrightError(
+                "A traced step is costed on a topology.",
+                why=f"{type(costs).__name__} does not say what the work of an equation costs",
+                fix='dist.grid_search(model, mw.hardware.Topology("h100", 64), batch=512)',
+            )
+        self.costs = costs
+        check_batch(strategy, batch)
+        self.model = model.at(batch)
         self.check()
         self.rows = batch // strategy.data // strategy.microbatches
-        self.segments = -(-SEGMENTS // self.stages) if strategy.recompute != "none" else 1
-        self.cut = model.cut(self.stages, self.segments)
+        self.alone = strategy.data == strategy.microbatches == strategy.pipeline == 1
 
     def check(self) -> None:
         s, model = self.strategy, self.model
-        check_batch(s, self.batch)
-        if not hasattr(self.costs, "work"):
-            raise MeshwrightError(
-                "A traced step is costed on a topology.",
-                why=f"{type(self.costs).__name__} does not say what the work of an equation costs",
-                fix='dist.grid_search(model, mw.hardware.Topology("h100", 64), batch=512)',
-            )
         if not model.divides(s.tensor):
             raise ShapeError(
                 f"The model does not divide among {s.tensor} devices.",
@@ -75,180 +87,247 @@ class TracedPlan:
             why = f"it has {model.most_stages} products" if model.separable else "its microbatches need each other"
             raise ShapeError(f"The model has no {self.stages} stages.", why=why, fix="pipeline=1, microbatches=1")
 
+    # The units, and stages of them
+
+    @property
+    def on(self) -> StepOnMachine:
+        return self.model.on(self.costs, self.rows, self.strategy.tensor, not self.alone)
+
+    @property
+    def sequence(self) -> UnitSequence:
+        return self._known("sequence", lambda: _sequence(self.on.units, self.on.exposed))
+
+    @property
+    def sums(self) -> StageSums:
+        return self._known(("sums", self.stages), lambda: _sums(self.sequence, self.stages))
+
+    def _known(self, what: object, make: Callable[[], T]) -> T:
+        key = (what, self.costs.key, self.rows, self.strategy.tensor, self.alone)
+        known = self.model.known
+        if key not in known:
+            known[key] = make()
+        return cast(T, known[key])
+
+    def mine(self, device: int) -> list[int]:
+        """The stages of a device."""
+        return list(range(device, self.stages, self.strategy.pipeline))
+
     # Times
-
-    def equation_seconds(self) -> np.ndarray:
-        """The time of each equation on a device, with what the horizontal group says to each other after it."""
-        model, costs, horizontal = self.model, self.costs, self.strategy.tensor
-        key = ("seconds", getattr(costs, "key", id(costs)), self.rows, horizontal)
-        if key not in model.known:
-            groups, firsts = model.stage_groups(horizontal)
-            work = [model.work(n, self.rows, horizontal) for n in firsts]
-            times = [costs.work(*one) if one[1] else 0.0 for one in work]  # type: ignore[attr-defined]
-            found = [times[group] for group in groups]
-            spread = model.spread(horizontal)
-            assert spread is not None
-            for n, op, value in spread.talks:
-                shape = model.shape(value, self.rows, horizontal, COPY)
-                nbytes = float(np.prod(shape, dtype=np.int64)) * tensor_of(value).dtype.itemsize
-                found[n] += costs.group_seconds(op, nbytes, horizontal, 1)
-            model.known[key] = np.array(found), costs  # costs stay alive as long as their number stands for them
-        seconds: np.ndarray = model.known[key][0]
-        return seconds
-
-    def sums(self, weights: np.ndarray) -> np.ndarray:
-        """Sums over the equations of each stage and phase."""
-        where = self.cut.stage * 5 + self.cut.phase
-        return np.bincount(where, weights, minlength=5 * self.stages).reshape(self.stages, 5)
 
     def least_seconds(self) -> float:
         """A bound on the time: the work of the device that has most, without a wait."""
         s = self.strategy
-        phases = self.sums(self.equation_seconds())
-        work = s.microbatches * phases[:, [FORWARD, BACKWARD, WEIGHTS]].sum(1)
-        return float(max(work[device :: s.pipeline].sum() for device in range(s.pipeline)))
+        work = s.microbatches * self.sums.seconds[:, [FORWARD, BACKWARD, WEIGHTS]].sum(1)
+        return float(max(work[self.mine(device)].sum() for device in range(s.pipeline)))
 
     def seconds(self) -> tuple[float, float]:
-        s, costs = self.strategy, self.costs
-        phases = self.sums(self.equation_seconds())
-        held = self.held()
-        if s.recompute != "none":
-            phases[:, BACKWARD] += phases[:, FORWARD]
-        adds = [costs.pointwise_seconds(int(n) // 4, 2, 4) if n else 0.0 for n in held.gradients]
-        times = tuple(
-            (
-                float(p[FORWARD]),
-                float(p[BACKWARD]),
-                float(p[WEIGHTS]) + add,
-                float(p[FORWARD]),
-                float(p[BACKWARD]),
-                float(p[WEIGHTS]),
-            )
-            for p, add in zip(phases, adds, strict=True)
-        )
-        stride = s.tensor * s.data
-        hops = tuple(
-            tuple(costs.hop_seconds(float(n), stride) if n and s.pipeline > 1 else 0.0 for n in crossing)
-            for crossing in (held.forward, held.backward)
-        )
-        clock = overlapped(times, hops, s.schedule, s.pipeline, s.microbatches, s.chunks)
+        s, sums = self.strategy, self.sums
+        if not self.model.separable and s.recompute == "none":
+            once = float(sums.seconds.sum())
+            return once + self.group("allreduce", self.on.units.summed), 0.0
+        times = [self.stage_times(stage) for stage in range(self.stages)]
+        clock: tuple[float, ...]
+        if s.pipeline == 1:
+            clock = (s.microbatches * sum(times[0][:3]) - (sum(times[0][:3]) - sum(times[0][3:])),)
+        else:
+            stride = s.tensor * s.data
+            sent = [
+                self.costs.hop_seconds(float(n) / 1, stride) if stage else 0.0 for stage, n in enumerate(sums.entering)
+            ]
+            hops = (*sent[1:], 0.0), (*sent[1:], 0.0)
+            clock = overlapped(tuple(times), hops, s.schedule, s.pipeline, s.microbatches, s.chunks)
         ends, busy = [], []
-        share = s.data if s.zero else 1
         for device in range(s.pipeline):
-            mine = range(device, self.stages, s.pipeline)
-            once = sum(float(phases[stage, SHARED]) + float(phases[stage, TAIL]) / share for stage in mine)
-            ends.append(clock[device] + once + self.reduce_seconds(sum(int(held.sums[stage]) for stage in mine)))
+            mine = self.mine(device)
+            shared = float(sums.seconds[mine, SHARED].sum())
+            end = self.finished(device, clock[device]) + shared
+            ends.append(end)
             work = sum((s.microbatches - 1) * sum(times[g][:3]) + sum(times[g][3:]) for g in mine)
-            busy.append(work + once)
+            busy.append(work + end - clock[device])
         total = max(ends)
-        return total, max(0.0, 1 - sum(busy) / len(busy) / total)
+        if s.on_host:
+            moved = 2 * s.microbatches * max(float(sums.inputs[self.mine(d)].sum()) for d in range(s.pipeline))
+            total = max(total, moved / self.costs.topology.chip.memory_bytes_per_s("pcie"))
+        return total, max(0.0, 1 - sum(busy) / len(busy) / total) if s.pipeline > 1 else 0.0
 
-    def reduce_seconds(self, nbytes: int) -> float:
-        """Gradients over replicas: one sum, or its halves where updates are split."""
-        s = self.strategy
-        if s.data == 1 or not nbytes:
+    def stage_times(self, stage: int) -> tuple[float, ...]:
+        """The seconds of a microbatch in a stage: forward, backward, weights; and so of the first, whose gradients are
+        not added to others."""
+        s, sums = self.strategy, self.sums
+        forward, backward, weights = (float(sums.seconds[stage, phase]) for phase in (FORWARD, BACKWARD, WEIGHTS))
+        backward += {"matmuls": float(sums.cheap[stage])}.get(s.recompute, forward if s.keeps_inputs else 0.0)
+        gradients, parameters = (float(sums.nbytes[name][stage]) for name in ("gradients", "parameters"))
+        gathered = self.group("allgather", parameters) if s.zero == 3 else 0.0
+        taken = self.group("reduce_scatter", gradients) if s.zero >= 2 else 0.0
+        forward = max(forward, gathered)
+        weights = max(weights, gathered + taken - backward)
+        added = gradients / (s.data if s.zero >= 2 else 1)
+        add = self.costs.pointwise_seconds(int(added) // 4, 2, 4) if s.microbatches > 1 and added else 0.0
+        return forward, backward, weights + add, forward, backward, weights
+
+    def finished(self, device: int, clock: float) -> float:
+        """When a device has summed the gradients of its units over replicas, and updated their parameters."""
+        s, steps = self.strategy, self.sequence
+        units = [np.arange(*_cuts(steps, self.stages)[stage : stage + 2]) for stage in self.mine(device)]
+        found = self._finished(steps, np.concatenate(units)[::-1], clock)
+        return found + self.late if s.pipeline == 1 and s.data > 1 else found
+
+    @property
+    def late(self) -> float:
+        """How much later sums are done that are taken one by one, than sums of all at once in parts."""
+        on, s = self.on, self.strategy
+        if on.loops:
             return 0.0
-        group = partial(self.costs.group_seconds, nbytes=float(nbytes), count=s.data, stride=s.tensor)
-        if not s.zero:
-            return group("allreduce")
-        return group("reduce_scatter") + (2 if s.zero == 3 else 1) * group("allgather")
+
+        def make() -> float:
+            steps = _sequence(on.short, on.exposed)
+            once = float(steps.seconds.sum() - steps.seconds[:, TAIL].sum())
+            by_all = self._finished(steps, np.arange(len(steps.starts))[::-1], once, 0)
+            return on.summed(self.costs, s.data, s.tensor).seconds - by_all
+
+        return float(self._known(("late", s.data), make))
+
+    def _finished(self, steps: UnitSequence, units: np.ndarray, clock: float, zero: int | None = None) -> float:
+        zero = self.strategy.zero if zero is None else zero
+        back = steps.seconds[units][:, [BACKWARD, WEIGHTS]].sum(1)
+        update = steps.seconds[units, TAIL] / (self.strategy.data if zero else 1)
+        there = clock - float(back.sum()) + np.cumsum(back)
+        if zero < 2:
+            there = _in_turn(
+                there, self.spread("reduce_scatter" if zero else "allreduce", steps.nbytes["gradients"][units])
+            )
+        done = _in_turn(np.maximum(there, clock), update)
+        if zero in (1, 2):
+            done = _in_turn(done, self.spread("allgather", steps.nbytes["parameters"][units]))
+        return float(done[-1])
+
+    def spread(self, kind: str, nbytes: np.ndarray) -> np.ndarray:
+        """The seconds of a collective of all, shared out by the bytes of each."""
+        total = float(nbytes.sum())
+        return nbytes * (self.group(kind, total) / total if total else 0.0)
+
+    def group(self, kind: str, nbytes: float) -> float:
+        """A collective over replicas."""
+        s = self.strategy
+        return self.costs.group_seconds(kind, nbytes, s.data, s.tensor) if s.data > 1 and nbytes else 0.0
 
     # Memory
 
-    def held(self) -> StageBytes:
-        model = self.model
-        key = ("held", self.stages, self.segments, self.rows, self.strategy.tensor)
-        if key not in model.known:
-            whose = ("holders", self.stages, self.segments)
-            if whose not in model.known:
-                model.known[whose] = _Holders(model, self.cut, self.stages)
-            model.known[key] = model.known[whose].held(model.nbytes(self.rows, self.strategy.tensor))
-        found: StageBytes = model.known[key]
-        return found
-
     def peak_bytes(self) -> int:
         """Parameters, gradients, states and the activations in flight, on the device that needs most."""
-        s, held = self.strategy, self.held()
+        s, sums = self.strategy, self.sums
         flight = peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks)
         parts = [s.data if s.zero >= level else 1 for level in (3, 2, 1)]
-        worst = 0
+        beside, most = self.on.summed(self.costs, s.data, s.tensor).beside, float(sums.transient.max())
+        real = max(0.0, most + min(0.0, beside)) / most if most else 1.0  # not all of it is there at once
+        worst = 0.0
         for device in range(s.pipeline):
-            mine = list(range(device, self.stages, s.pipeline))
-            weights, gradients, states, kept, inputs = (
-                int(array[mine].sum())
-                for array in (held.parameters, held.gradients, held.states, held.kept, held.inputs)
-            )
-            once, again = int(held.once[mine].max()), int(held.again[mine].max())
-            states += weights * self.state_bytes // 4
-            fixed = weights // parts[0] + gradients // parts[1] + states // parts[2]
-            if s.recompute != "none":
-                kept, once = inputs, again
-            worst = max(worst, fixed + flight[device] * kept // s.chunks + once)
-        return worst
+            mine = self.mine(device)
+            held = {name: float(array[mine].sum()) for name, array in sums.nbytes.items()}
+            states = held["states"] + held["parameters"] * self.state_bytes / 4
+            gradients = held["gradients"] / parts[1]
+            fixed = held["parameters"] / parts[0] + states / parts[2] + self.on.batch_bytes
+            once = float(sums.transient[mine].max()) * real
+            again = float(sums.again[mine].max())
+            if s.recompute == "matmuls":
+                kept = held["matmuls"]
+            elif s.keeps_inputs:
+                kept = float(sums.inputs[mine].sum()) * (not s.on_host)
+            else:
+                kept, again = held["kept"], 0.0
+            activations = flight[device] * kept / s.chunks + once + again
+            if s.pipeline > 1 or s.microbatches > 1:
+                activations += gradients
+            elif again:  # gradients take the place of activations
+                activations = max(activations, gradients + once)
+            else:
+                peak = kept + float(sums.transient.max()) + beside
+                activations = max(peak - (held["gradients"] - gradients), min(peak, kept))
+            worst = max(worst, fixed + activations)
+        return int(worst)
 
 
-class _Holders:
-    """Who holds each value, from who makes and who reads it."""
+def _in_turn(there: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """When each of some tasks is done that run one after the other, each from when what it needs is there."""
+    done = np.cumsum(lengths)
+    found: np.ndarray = np.maximum.accumulate(there - (done - lengths)) + done
+    return found
 
-    def __init__(self, model: Traced, cut: StageOfEqns, stages: int) -> None:
-        self.model, self.cut, self.stages = model, cut, stages
-        self.places: dict[str, dict[tuple[int, int], None]] = {name: {} for name in (*StageBytes._fields, "segment")}
-        self.segments = int(cut.segment.max()) + 1
-        batch = {v for v in model.function.inputs if v.name in model.batch}
-        for n, eqn in enumerate(model.function.eqns):
-            for v in eqn.values:
-                maker = model.number.get(v)
-                of_batch = v in batch or (maker is not None and model.kinds[maker] == "micro")
-                if of_batch and model.kinds[n] == "micro":
-                    self.activation(n, v, maker)
-                elif model.kinds[n] == "micro":
-                    self.put("parameters", int(cut.stage[n]), v)
-                elif model.kinds[n] == "tail" and maker is None:
-                    self.put("states", int(cut.stage[n]), v)
-        for v in model.sums:
-            n = model.number.get(v, 0)
-            self.put("sums", int(cut.stage[n]), v)
-            if cut.phase[n] != FORWARD:
-                self.put("gradients", int(cut.stage[n]), v)
-        for place in self.places["parameters"]:
-            self.places["states"].pop(place, None)
-        micro = [n for n, kind in enumerate(model.kinds) if kind == "micro"]
-        values, eqns = model.values, model.function.eqns
-        pairs = {(n, values[v]): None for n in micro for v in (*eqns[n].values, *eqns[n].outputs)}
-        self.used = np.array(list(pairs), int).reshape(-1, 2)
 
-    def put(self, what: str, where: int, value: DeviceValue) -> None:
-        self.places[what][where, self.model.values[value]] = None
+def _sequence(units: StepUnits, exposed: float) -> UnitSequence:
+    order = units.order
+    seconds = units.each(units.seconds + exposed * units.talks)
+    crossing = units.crossing[order]
+    entering = np.concatenate(([0.0], crossing[:-1]))
+    first = np.array([n == 0 or units.blocks[n - 1] != units.blocks[n] for n in range(len(units.times))])[order]
+    alone = np.array(units.times)[order] == 1
+    inside = crossing[:-1]
+    narrow = np.concatenate(([True], inside <= NARROW * inside.min())) if len(inside) else np.array([True])
+    starts = np.where(alone, narrow, first)
+    starts[0] = True
+    return UnitSequence(
+        seconds,
+        units.each(units.cheap),
+        {name: units.each(array) for name, array in units.nbytes.items()},
+        entering,
+        units.transient[order],
+        starts,
+        np.cumsum(starts) - 1,
+    )
 
-    def activation(self, n: int, v: DeviceValue, maker: int | None) -> None:
-        """A value of a microbatch is read: it was sent to the stage, or kept there from the forward pass."""
-        stage, phase, segment = self.cut
-        here, made = int(stage[n]), 0 if maker is None else int(stage[maker])
-        if phase[n] == FORWARD:
-            for boundary in range(made, here):
-                self.put("forward", boundary, v)
-            if maker is None or segment[maker] != segment[n]:
-                self.put("inputs", here, v)
-        elif maker is None or phase[maker] == FORWARD:
-            self.put("kept", here, v)
-            if maker is not None:
-                self.put("segment", int(segment[maker]), v)
-        else:
-            for boundary in range(here, made):
-                self.put("backward", boundary, v)
 
-    def held(self, nbytes: np.ndarray) -> StageBytes:
-        """The bytes of each stage, where those of each value are these."""
-        found = {name: self.sum(name, nbytes, self.stages) for name in StageBytes._fields}
-        sizes = np.bincount(self.used[:, 0], nbytes[self.used[:, 1]], minlength=len(self.cut.stage))
-        np.maximum.at(found["once"], self.cut.stage, sizes)
-        forward = self.cut.phase == FORWARD
-        owner = np.zeros(self.segments, int)
-        owner[self.cut.segment[forward]] = self.cut.stage[forward]
-        np.maximum.at(found["again"], owner, self.sum("segment", nbytes, self.segments))
-        found["again"] += found["once"]
-        return StageBytes(**found)
+def _cuts(steps: UnitSequence, stages: int) -> list[int]:
+    """Where stages begin, and the end: runs of units whose longest time is as short as can be, cut at narrow places if
+    there are enough."""
+    count = len(steps.starts)
+    if stages == 1:
+        return [0, count]
+    places = np.nonzero(steps.starts)[0]
+    if len(places) < stages:
+        places = np.arange(count)
+    costs = np.add.reduceat(steps.seconds[:, [FORWARD, BACKWARD, WEIGHTS]].sum(1), places)
+    low, high = float(costs.max()), float(costs.sum())
+    ends = np.cumsum(costs)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if len(_filled(ends, middle)) <= stages else (middle, high)
+    found = _filled(ends, high * (1 + 1e-9))
+    while len(found) < stages:  # more stages than are needed: the longest run is cut
+        lengths = np.diff([*found, len(costs)])
+        k = int(np.argmax(lengths))
+        found.insert(k + 1, found[k] + int(lengths[k]) // 2)
+    return [*(int(places[n]) for n in found), count]
 
-    def sum(self, what: str, nbytes: np.ndarray, count: int) -> np.ndarray:
-        pairs = np.array(list(self.places[what]), int).reshape(-1, 2)
-        return np.bincount(pairs[:, 0], nbytes[pairs[:, 1]], minlength=count)
+
+def _filled(ends: np.ndarray, most: float) -> list[int]:
+    """Where stages begin that are filled one after the other up to a bound."""
+    found, done = [0], 0.0
+    while True:
+        n = int(np.searchsorted(ends, done + most * (1 + 1e-12), side="right"))
+        if n >= len(ends):
+            return found
+        n = max(n, found[-1] + 1)
+        if n >= len(ends):
+            return found
+        found.append(n)
+        done = float(ends[n - 1])
+
+
+def _sums(steps: UnitSequence, stages: int) -> StageSums:
+    cuts = np.array(_cuts(steps, stages)[:-1])
+    starts = steps.starts.copy()
+    starts[cuts] = True
+    segments = np.nonzero(starts)[0]
+    kept = np.add.reduceat(steps.nbytes["kept"], segments)
+    of_stage = np.searchsorted(cuts, segments, side="right") - 1
+    again = np.zeros(stages)
+    np.maximum.at(again, of_stage, kept)
+    return StageSums(
+        np.add.reduceat(steps.seconds, cuts),
+        np.add.reduceat(steps.cheap, cuts),
+        {name: np.add.reduceat(array, cuts) for name, array in steps.nbytes.items()},
+        np.add.reduceat(np.where(starts, steps.entering, 0.0), cuts),
+        steps.entering[cuts],
+        np.maximum.reduceat(steps.transient, cuts),
+        again,
+    )

@@ -65,12 +65,13 @@ class LayoutGroup:
 
 @dataclass(eq=False)
 class LayoutGraph:
-    """The groups of a program, its arguments, all steps in order, and its results."""
+    """The groups of a program, its arguments, all steps in order, its results, and the value that each variable is."""
 
     groups: list[LayoutGroup]
     inputs: list[LaidValue]
     steps: list[LayoutStep]
     outputs: list[LaidValue]
+    values: dict[Var, LaidValue]
 
 
 class GraphReader:
@@ -81,6 +82,7 @@ class GraphReader:
         self.steps: list[LayoutStep] = []
         self.kernels = 0
         self.repeated, self.layers = repeated, layers
+        self.values: dict[Var, LaidValue] = {}
         env: dict[Atom, LaidValue] = {}
         inputs = []
         for var in block.program.inputs:
@@ -92,7 +94,7 @@ class GraphReader:
         self.read(block, env, 1, 1)
         groups = Grouping(self.steps).groups
         outputs = [self.value(atom, env) for atom in block.program.outputs]
-        self.graph = LayoutGraph(groups, inputs, self.steps, outputs)
+        self.graph = LayoutGraph(groups, inputs, self.steps, outputs, self.values)
 
     def weight(self, var: Var, outer: int) -> int:
         return self.layers if var in self.repeated else outer
@@ -127,6 +129,7 @@ class GraphReader:
                 step.outputs.append(env[var])
             if not free:
                 self.steps.append(step)
+        self.values.update((var, value) for var, value in env.items() if isinstance(var, Var))
 
     def value(self, atom: Atom, env: Mapping[Atom, LaidValue]) -> LaidValue:
         return LaidValue(atom.type, free=True) if isinstance(atom, Literal) else env[atom]

@@ -13,7 +13,7 @@ from meshwright.core.types import TensorType
 from meshwright.partition.cost import MachineCost
 from meshwright.search.layout.graph import LaidValue, LayoutGroup, LayoutStep
 from meshwright.search.layout.moves import move_seconds
-from meshwright.search.layout.ways import GroupWays, Need, asked_of, blocks, types_of
+from meshwright.search.layout.ways import GroupWays, Keep, Need, asked_of, blocks, types_of
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
@@ -62,10 +62,12 @@ def build(
     mesh: BaseMesh,
     cost: MachineCost,
     returned: Sequence[tuple[LaidValue, LaidValue]] = (),
+    keep: Keep | None = None,
 ) -> LayoutModel:
-    """The costs of a program on a mesh, with one group for each role; ``alive`` is what memory holds at its peak, and
-    ``returned`` are results that are arguments anew, each with its argument, whose layout it is to have."""
-    groups = [GroupWays(group, mesh, cost.chip.known("hbm_bytes_per_s", inf)) for group in roles]
+    """The costs of a program on a mesh, with one group for each role, of whose ways those to ``keep`` are looked at;
+    ``alive`` is what memory holds at its peak, and ``returned`` are results that are arguments anew, each with its
+    argument, whose layout it is to have."""
+    groups = [GroupWays(group, mesh, cost.chip.known("hbm_bytes_per_s", inf), keep) for group in roles]
     compute = [g.seconds * g.group.count for g in groups]
     seconds = list(compute)
     tables: dict[tuple[int, int, bool], np.ndarray] = {}

@@ -6,7 +6,7 @@ other steps, factor rules say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import product
 from math import inf, prod
@@ -16,7 +16,6 @@ import numpy as np
 
 from meshwright.core.facts import Across, Fusion
 from meshwright.core.op import No, Op, fusion_of
-from meshwright.core.program import Eqn
 from meshwright.core.types import TensorType
 from meshwright.partition.choose import Assignment, Numbered, groups_of, numbered, rule_of, split_dims
 from meshwright.partition.layouts import finished, layout, replicated
@@ -47,6 +46,7 @@ class Followed(NamedTuple):
     results: tuple[TensorSharding, ...]
 
 
+Keep = Callable[[LayoutStep, GroupSplit], bool]  # which ways of a group's first step are looked at
 Need = tuple[LaidValue, list[TensorSharding], LayoutStep]  # what a step asks of a value, in each way
 
 
@@ -66,15 +66,18 @@ def _assignments(rule: FactorRule, separable: frozenset[int], mesh: BaseMesh) ->
     return tuple(found)
 
 
-def ways_of(eqn: Eqn, operands: Types, results: Types, mesh: BaseMesh) -> tuple[GroupSplit, ...]:
-    """The ways to split an op; at indices, each device may read and write what it holds."""
-    rule = rule_of(eqn.op, operands, results, tuple(eqn.params.items()))
+def split_rule(step: LayoutStep) -> Numbered:
+    """The factor rule by which an op is split; at indices, each device may read and write what it holds."""
+    eqn = step.eqn
+    assert eqn is not None
+    operands, results, params = types_of(step)
+    rule = rule_of(eqn.op, operands, results, params)
     if eqn.op.split.across is Across.READ:
         read = gather_factors(eqn)
         rule = numbered(read[0], operands[0].dtype) if read is not None else rule
     elif eqn.op.split.across is Across.WRITTEN:
         rule = numbered(scatter_factors(eqn)[0], operands[0].dtype)
-    return _ways(rule, operands, results, mesh)
+    return rule
 
 
 @lru_cache(maxsize=65536)
@@ -175,9 +178,12 @@ def types_of(step: LayoutStep) -> tuple[Types, Types, Params]:
 class GroupWays:
     """A group on a mesh: its ways, the layouts of its values in each, and the costs that depend on it alone."""
 
-    def __init__(self, group: LayoutGroup, mesh: BaseMesh, memory_bytes_per_s: float = inf) -> None:
+    def __init__(
+        self, group: LayoutGroup, mesh: BaseMesh, memory_bytes_per_s: float = inf, keep: Keep | None = None
+    ) -> None:
         self.group, self.mesh, self.memory_bytes_per_s = group, mesh, memory_bytes_per_s
-        self.ways = _ways_of_first(group.first, mesh)
+        ways = _ways_of_first(group.first, mesh)
+        self.ways = ways if keep is None else [way for way in ways if keep(group.first, way)]
         self.layouts: dict[LaidValue, list[TensorSharding]] = {}
         self.needs: list[Need] = []  # from outside, or from within
         self.seconds = np.zeros(len(self.ways))
@@ -254,7 +260,7 @@ def _ways_of_first(first: LayoutStep, mesh: BaseMesh) -> list[GroupSplit]:
     if isinstance(first.eqn.op.factors, No):
         whole = [tuple(replicated(mesh, t.ndim) for t in types) for types in (operands, results)]
         return [GroupSplit(whole[0], whole[1], 1)]
-    ways = list(ways_of(first.eqn, operands, results, mesh))
+    ways = list(_ways(split_rule(first), operands, results, mesh))
     return [*ways, *_summed_ways(ways, mesh)] if _adds(first) else ways
 
 

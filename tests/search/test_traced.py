@@ -1,0 +1,167 @@
+"""Searches of a user's own step: what it costs is what `mw.simulate` says of the program that runs."""
+
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from math import prod
+
+import pytest
+from examples import gpt, mlp, moe, transformer
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright import dist, hardware
+from meshwright.errors import MeshwrightError, ShapeError
+
+
+def shapes(module, config, batch):
+    params = mw.eval_shape(lambda key: module.init(key, config), mw.random.key(0))
+    data = mw.eval_shape(lambda key: module.make_batch(key, config, batch=batch), mw.random.key(1))
+    return partial(module.train_step, config=config), params, data
+
+
+@cache
+def traced_gpt() -> dist.Traced:
+    return dist.traced(*shapes(gpt, gpt.Config(vocab=1024, length=128, dim=256, layers=2, heads=8), 16))
+
+
+def simulated(module, config, batch, **sizes):
+    """The step on a mesh with the batch in parts, partitioned and simulated."""
+    step, params, data = shapes(module, config, batch)
+    machine = hardware.Topology("h100", prod(sizes.values()))
+    if not sizes:
+        return mw.simulate(mw.jit(step, donate_argnums=(0,)).lower(params, data).compile(), machine)
+    mesh = mw.make_mesh(tuple(sizes.values()), tuple(sizes))
+    whole, rows = mw.NamedSharding(mesh, mw.P()), mw.NamedSharding(mesh, mw.P("data"))
+    options = {"in_shardings": (whole, rows), "out_shardings": (None, whole), "donate_argnums": (0,)}
+    return mw.simulate(mw.jit(step, **options).lower(params, data).compile(), machine)
+
+
+GPT = gpt.Config(vocab=4096, length=512, dim=512, layers=2, heads=8, dtype="bfloat16")
+MODELS = {
+    "gpt": (gpt, GPT, 32),
+    "mlp": (mlp, mlp.Config(inputs=4096, dim=4096, outputs=4096), 8192),
+    "transformer": (transformer, transformer.Config(dim=256, heads=8, kv_heads=4, hidden=512), 512),
+    "transformer in a loop": (
+        transformer,
+        transformer.Config(dim=256, heads=8, kv_heads=4, hidden=512, scan=True),
+        512,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_estimates_on_one_device_are_those_of_the_step_simulated(name):
+    module, config, batch = MODELS[name]
+    found = dist.estimate(
+        dist.traced(*shapes(module, config, 8)), dist.Strategy(), batch, dist.OnTopology(hardware.Topology("h100", 1))
+    )
+    real = simulated(module, config, batch)
+    assert found.seconds == pytest.approx(real.seconds, rel=0.01)
+    assert found.peak_bytes_per_device == pytest.approx(real.peak_bytes_per_device, rel=0.01)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_estimates_of_replicas_are_those_of_the_step_partitioned_and_simulated(name):
+    module, config, batch = MODELS[name]
+    found = dist.estimate(
+        dist.traced(*shapes(module, config, 8)), dist.Strategy(4), batch, dist.OnTopology(hardware.Topology("h100", 4))
+    )
+    real = simulated(module, config, batch, data=4)
+    assert found.seconds == pytest.approx(real.seconds, rel=0.1)
+    assert found.peak_bytes_per_device == pytest.approx(real.peak_bytes_per_device, rel=0.1)
+
+
+def test_a_traced_step_is_costed_for_the_batch_asked_for_not_the_one_it_was_traced_with():
+    machine = hardware.Topology("h100", 4)
+
+    def step(w, x):
+        value, gradient = mw.value_and_grad(lambda w: mnp.mean(mnp.tanh(x @ w) ** 2))(w)
+        return value, w - 0.1 * gradient
+
+    def model(rows):
+        return dist.traced(step, mw.ShapeDtypeStruct((64, 64), "float32"), mw.ShapeDtypeStruct((rows, 64), "float32"))
+
+    few, many = (dist.grid_search(model(rows), machine, 128).estimates for rows in (8, 128))
+    assert len(few) > 10
+    assert [e.seconds for e in few] == pytest.approx([e.seconds for e in many])
+    assert [e.peak_bytes_per_device for e in few] == pytest.approx([e.peak_bytes_per_device for e in many])
+
+
+def test_a_traced_step_goes_to_processes_and_is_read_there_once():
+    model = traced_gpt()
+    copies = pickle.loads(pickle.dumps([pickle.dumps(model)] * 2))
+    first, second = map(pickle.loads, copies)
+    assert first is second
+    assert first.program == model.program
+    options = {"zero": [0, 2], "microbatches": [4], "recompute": [False]}
+    topology = hardware.Topology("h100", 2)
+    with ProcessPoolExecutor(1) as pool:
+        spread = dist.grid_search(model, topology, 16, executor=pool, **options)
+    assert spread == dist.grid_search(model, topology, 16, **options)
+
+
+def test_recomputing_a_traced_step_takes_less_memory_and_more_time():
+    costs = dist.OnTopology(hardware.Topology("h100", 4))
+    kept, again = (dist.estimate(traced_gpt(), dist.Strategy(recompute=r), 64, costs) for r in (False, True))
+    assert again.peak_bytes_per_device < 0.8 * kept.peak_bytes_per_device
+    assert 1.1 * kept.seconds < again.seconds < 1.6 * kept.seconds
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            dist.Strategy(1, 3),
+            "The model does not divide among 3 devices.\n"
+            "  why:  no product has a dim that is a multiple of 3 and not the batch\n"
+            "  fix:  tensor=1, or a degree that divides its width",
+        ),
+        (
+            dist.Strategy(1, 1, 64),
+            "The model has no 64 stages.\n  why:  it has 15 products\n  fix:  pipeline=1, microbatches=1",
+        ),
+    ],
+)
+def test_what_a_traced_step_cannot_do_is_said(strategy, message):
+    with pytest.raises(ShapeError) as error:
+        dist.estimate(traced_gpt(), strategy, 64, dist.OnTopology(hardware.Topology("h100", 64)))
+    assert str(error.value) == message
+
+
+def test_a_step_that_needs_its_whole_batch_has_no_microbatches():
+    def step(w, x):
+        def loss(w):
+            y = x @ w
+            return mnp.mean((y - mnp.mean(y, axis=0)) ** 2)
+
+        return mw.value_and_grad(loss)(w)
+
+    model = dist.traced(step, mnp.ones((8, 8)), mnp.ones((16, 8)))
+    assert not model.separable
+    found = dist.grid_search(model, hardware.Topology("h100", 4), 16)
+    assert {(e.strategy.pipeline, e.strategy.microbatches) for e in found.estimates} == {(1, 1)}
+
+
+def test_a_step_that_needs_its_whole_batch_has_the_memory_of_the_program_simulated():
+    step, params, batch = shapes(moe, moe.Config(), 16)
+    model = dist.traced(step, params, batch)
+    machine = dist.OnTopology(hardware.Topology("h100", 2))
+    assert not model.separable
+    for rows in (16, 32):  # with another batch it is traced again
+        found = dist.estimate(model, dist.Strategy(), rows, machine)
+        real = simulated(moe, moe.Config(), rows)
+        assert found.seconds == pytest.approx(real.seconds, rel=0.01)
+        assert found.peak_bytes_per_device == pytest.approx(real.peak_bytes_per_device, rel=0.01)
+    with pytest.raises(ShapeError, match=r"The model needs its whole batch on one device\."):
+        dist.estimate(model, dist.Strategy(2), model.rows, machine)
+
+
+def test_what_is_no_training_step_is_refused():
+    with pytest.raises(MeshwrightError) as error:
+        dist.traced(lambda w, x: x @ w, mnp.ones((4, 4)), mnp.ones((8, 4)))
+    assert str(error.value) == (
+        "The step returns no loss.\n"
+        "  why:  the first result without dims is the loss, and there is none\n"
+        "  fix:  return loss, new_params"
+    )
