@@ -6,6 +6,9 @@ import linecache
 import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from types import FrameType
 from typing import NamedTuple
 
@@ -17,6 +20,7 @@ _CALLS_BACK = ("numpy", "optree")  # packages through which this one calls itsel
 _LARGEST_SOURCE = 1 << 24  # bytes; a line of a larger file is named and not shown
 _internal: dict[str, bool] = {}  # by file
 _lines: dict[tuple[str, int], Source] = {}
+_expressions = False  # whether lines say which expression on them it is
 
 
 class Source(NamedTuple):
@@ -41,6 +45,13 @@ class Source(NamedTuple):
         """``loss.py:41   total = partial + bias``: the place and the text of the line."""
         text = linecache.getline(self.file, self.line).strip() if _may_be_opened(self.file) else ""
         return f"{self}   {text}" if text else str(self)
+
+
+class ExpressionSource(Source):
+    """A line, and the expression on it that is being evaluated: where that begins and ends, in lines and bytes; equal
+    to any other of the line."""
+
+    span: tuple[int, int, int, int]
 
 
 class ReadSource(Source):
@@ -90,7 +101,30 @@ def _may_be_opened(file: str) -> bool:
 def user_source() -> Source | None:
     """The innermost line being executed outside this package and what it calls itself through."""
     frame = _user_frame(sys._getframe(1))
-    return None if frame is None else _line(frame.f_code.co_filename, frame.f_lineno)
+    if frame is None:
+        return None
+    return _expression(frame) if _expressions else _line(frame.f_code.co_filename, frame.f_lineno)
+
+
+@contextmanager
+def with_expressions() -> Iterator[None]:
+    """Have lines say which expression on them is being evaluated."""
+    global _expressions
+    _expressions = True
+    try:
+        yield
+    finally:
+        _expressions = False
+
+
+def _expression(frame: FrameType) -> Source:
+    """The expression that a frame is in, if its code says."""
+    line, end_line, column, end_column = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    found = ExpressionSource(frame.f_code.co_filename, frame.f_lineno)
+    if line is None or end_line is None or column is None or end_column is None:
+        return _line(found.file, found.line)
+    found.span = line, column, end_line, end_column
+    return found
 
 
 def user_call() -> tuple[int, int] | None:

@@ -62,7 +62,8 @@ class WhatIf(NamedTuple):
     """What is best after one change of the machine or of the batch.
 
     ``seconds`` are those of what is best then, ``kept_seconds`` those of what is best now, infinite where that does not
-    fit any more or cannot be laid out. Where tokens are made, it is their rate that is compared.
+    fit any more or cannot be laid out; without ``divides``, nothing that was found can be. Where tokens are made, it is
+    their rate that is compared.
     """
 
     change: str
@@ -72,10 +73,12 @@ class WhatIf(NamedTuple):
     other: bool
     tokens_per_s: float | None = None
     kept_tokens_per_s: float | None = None
+    divides: bool = True
 
     def __str__(self) -> str:
         if self.seconds == inf:
-            return f"{self.change}: nothing that was found fits"
+            why = "fits" if self.divides else "divides what there is then"
+            return f"{self.change}: nothing that was found {why}"
         then, now = time_text(self.seconds), time_text(self.kept_seconds)
         if self.tokens_per_s is not None:
             then, now = (f"{one or 0:,.0f} tokens/s" for one in (self.tokens_per_s, self.kept_tokens_per_s))

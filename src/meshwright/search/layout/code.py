@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshwright.core import tree
-from meshwright.sharding.spec import PartitionSpec
+from meshwright.search.layout.texts import heading, spec_text
+from meshwright.search.layout.written import functions, jax_imports
 
 if TYPE_CHECKING:
     from meshwright.search.layout.found import FoundLayout
@@ -17,13 +18,11 @@ def code_of(layout: FoundLayout, to: str) -> str:
     step = layout.step
     assert step is not None
     jax = to == "jax"
-    specs = [_text(s.spec) for s in tree.leaves(layout.in_shardings)]
-    mesh = layout.mesh
-    call = "jax.make_mesh" if jax else "mw.make_mesh"
-    head = ["import jax", "from jax.sharding import NamedSharding, PartitionSpec as P"] if jax else [
-        "import meshwright as mw", "from meshwright import NamedSharding, P"]  # fmt: skip
-    auto = f", axis_types=(jax.sharding.AxisType.Auto,) * {len(mesh.axis_names)}" if jax else ""
-    lines = [*head, "", f"mesh = {call}({mesh.axis_sizes}, {mesh.axis_names}{auto})"]
+    specs = [spec_text(s.spec) for s in tree.leaves(layout.in_shardings)]
+    lines = heading(layout.mesh, to, bool(layout.written))
+    if layout.written:
+        given = step.given or step.function
+        lines += [*(jax_imports(given) if jax else []), functions(given, layout.written), "", ""]
     trees = tree.unflatten(step.in_tree, [_Code(s) for s in specs])[0]
     names = []
     for n, part in enumerate(trees):
@@ -41,11 +40,11 @@ def code_of(layout: FoundLayout, to: str) -> str:
         f"{_identifier(step.name)} = {jit_name}({_identifier(step.name)}, in_shardings=in_shardings, "
         f"out_shardings=out_shardings{extra})"
     )
-    if layout.constraints:
+    if layout.constraints and not layout.written:
         constraint = "jax.lax.with_sharding_constraint" if jax else "mw.lax.with_sharding_constraint"
         lines += ["", "# In the step, values to be laid out so:"]
         shown = dict.fromkeys(
-            f"#   {c.source or '?'}: {constraint}(…, NamedSharding(mesh, {_text(c.spec)}))  of {c.type.short()}"
+            f"#   {c.source or '?'}: {constraint}(…, NamedSharding(mesh, {spec_text(c.spec)}))  of {c.type.short()}"
             for c in layout.constraints
         )
         lines += shown
@@ -74,14 +73,6 @@ class _Code(str):
 
     def __repr__(self) -> str:
         return str(self)
-
-
-def _text(spec: PartitionSpec) -> str:
-    """A spec as code."""
-    entries = [tuple(e) if isinstance(e, tuple | list) else e for e in spec.partitions]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return f"P({', '.join(repr(e) for e in entries)})"
 
 
 def _tree_text(part: Any) -> str:

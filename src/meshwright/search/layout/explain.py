@@ -26,6 +26,7 @@ from meshwright.search.explained import (
     what_if_lines,
     with_chip,
 )
+from meshwright.search.layout.shortened import ShortStep, shortened
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import PartitionSpec
@@ -128,12 +129,13 @@ def explained(found: FoundLayouts, runners_up: int) -> str:
 
 
 class _ChangedStep(NamedTuple):
-    """One change: its name, the step, and the machine with the memory of a device."""
+    """One change: its name, the step, the machine with the memory of a device, and the step with few equal layers."""
 
     change: str
     step: Step
     topology: Topology
     memory: float
+    short: ShortStep | None = None
 
 
 def what_ifs(found: FoundLayouts) -> tuple[WhatIf, ...]:
@@ -141,7 +143,8 @@ def what_ifs(found: FoundLayouts) -> tuple[WhatIf, ...]:
     best = found.best
     step, topology = best.step, best.simulation.topology
     assert step is not None
-    most = max(2, min(5, TRIED // max(1, len(step.program.eqns))))
+    short = shortened(step)
+    most = max(2, min(5, TRIED // max(1, short.equations if short is not None else len(step.program.eqns))))
     layouts = contenders(found, most)
     made = []
     for tried in _changes(step, topology, best.memory):
@@ -149,7 +152,7 @@ def what_ifs(found: FoundLayouts) -> tuple[WhatIf, ...]:
         fitting = [(r.seconds, n, r.mesh) for n, r in enumerate(results) if r is not None and r.fits]
         kept = results[0].seconds if results[0] is not None and results[0].fits else inf
         if not fitting:
-            made.append(WhatIf(tried.change, "", inf, inf, True))
+            made.append(WhatIf(tried.change, "", inf, inf, True, divides=any(r is not None for r in results)))
             continue
         seconds, n, sizes = min(fitting, key=lambda r: r[:2])
         other = n > 0 and seconds < kept * (1 - OTHER)
@@ -164,11 +167,12 @@ def _changes(step: Step, topology: Topology, memory: float) -> Iterator[_Changed
     for word, chips in (("twice", 2 * topology.size), ("half", topology.size // 2)):
         if chips > 1 and (word == "twice" or topology.size % 2 == 0):
             with suppress(MeshwrightError):
-                yield _ChangedStep(f"{word} the chips", step, with_chip(topology, topology.chip, chips), memory)
+                machine = with_chip(topology, topology.chip, chips)
+                yield _ChangedStep(f"{word} the chips", step, machine, memory, shortened(step))
     for word, factor in (("twice", 2.0), ("half", 0.5)):
         other = _with_batch(step, factor)
         if other is not None:
-            yield _ChangedStep(f"{word} the batch", other, topology, memory)
+            yield _ChangedStep(f"{word} the batch", other, topology, memory, shortened(other))
 
 
 def _with_batch(step: Step, factor: float) -> Step | None:
@@ -210,13 +214,15 @@ def _results(layout: FoundLayout, tried: _ChangedStep) -> Iterator[_AfterChange]
             now = simulate(now.block.program, _on(there, sizes), now.mesh, mode=now.machine.mode, donated=step.donated)
         yield _AfterChange(sizes, now.seconds, now.peak_bytes_per_device <= tried.memory)
         return
-    given = [s.spec for s in tree.leaves(layout.in_shardings)]
+    wanted = [s.spec for s in tree.leaves(layout.in_shardings)]
     specs = _same_values(layout.specs, step.program, tried.step.program)
     for sizes in _meshes(layout.mesh.shape, there.size):
         mesh = Mesh(np.arange(prod(sizes.values())).reshape(tuple(sizes.values())), tuple(sizes))
-        placed = list(_placed(mesh, given, [t.shape for t in tried.step.types]))
-        if len(placed) == len(given) and specs is not None:
-            made = tried.step.laid_out(placed, _on(there, sizes), layout.name, specs, tried.memory, now.machine.mode)
+        placed = list(_placed(mesh, wanted, [t.shape for t in tried.step.types]))
+        if len(placed) == len(wanted) and specs is not None:
+            short = None if specs else tried.short
+            given = (placed, _on(there, sizes), layout.name, specs, tried.memory, now.machine.mode, short)
+            made = tried.step.laid_out(*given)
             yield _AfterChange(sizes, made.seconds, made.fits)
 
 

@@ -27,6 +27,7 @@ from meshwright.search.layout.shortened import shortened
 from meshwright.search.layout.solve import IMPOSSIBLE, Chosen, Pairs, best_choice
 from meshwright.search.layout.step import Step
 from meshwright.search.layout.ways import blocks, layouts_of
+from meshwright.search.layout.written import to_paste
 from meshwright.sharding.mesh import BaseMesh, Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import P, PartitionSpec
@@ -260,7 +261,7 @@ def find_layout(
             why=f"the smallest takes {size_text(least.peak_bytes_per_device)} on {machine}",
             fix="more chips, a smaller batch, or mw.checkpoint(layer) in the step",
         )
-    return FoundLayouts(tuple(found), search.bound)
+    return FoundLayouts(tuple(to_paste(found)), search.bound)
 
 
 def _ranked(search: LayoutSearch) -> list[FoundLayout]:

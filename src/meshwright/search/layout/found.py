@@ -18,6 +18,7 @@ from meshwright.search.explained import LayoutParts, WhatIf, compare_chart, show
 from meshwright.search.layout.code import code_of
 from meshwright.search.layout.explain import compared, explained, mesh_text, what_ifs
 from meshwright.search.layout.extrapolated import Extrapolated
+from meshwright.search.layout.written import WrittenConstraint
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import Simulation
@@ -47,10 +48,11 @@ class FoundLayout:
     measured: Simulation | Extrapolated = field(repr=False)
     memory: float
     name: str
-    constraints: tuple[Constraint, ...] = ()
+    constraints: tuple[Constraint | WrittenConstraint, ...] = ()
     step: Step | None = field(default=None, repr=False)
     program: Program | None = field(default=None, repr=False)
     specs: Mapping[Var, PartitionSpec] = field(default_factory=dict, repr=False)
+    written: tuple[WrittenConstraint, ...] = field(default=(), repr=False)
 
     @property
     def simulation(self) -> Simulation:

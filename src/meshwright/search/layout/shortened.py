@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from meshwright.core import tree
 from meshwright.core.program import Eqn, Var
@@ -17,11 +17,13 @@ from meshwright.hardware.topology import Topology
 from meshwright.partition.alternatives import Cheapest
 from meshwright.search.layout.evaluate import Evaluated, constrained, evaluated
 from meshwright.search.layout.extrapolated import Extrapolated
-from meshwright.search.layout.step import Step
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import Simulation
 from meshwright.transform.layers import EqualLayers, find_layers
+
+if TYPE_CHECKING:
+    from meshwright.search.layout.step import Step
 
 WORTH = 1.5  # times the equations of both short programs: a step of no more is simulated whole
 

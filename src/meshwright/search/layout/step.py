@@ -42,6 +42,7 @@ class Step:
                 fix='mw.find_layout(f, params, batch, topology="h100 64")',
             )
         self.function, self.args, self.batch_args = function, tuple(args), batch_args
+        self.given: Callable[..., Any] | None = None  # the user's function, if this is one with constraints
         self.name = getattr(function, "__name__", "step")
         leaves, self.in_tree = tree.flatten((self.args, {}))
         self.types = tuple(leaf_type(x) for x in leaves)
@@ -57,6 +58,12 @@ class Step:
         if batch_args is None:
             self.batch -= {n for n, arg in enumerate(self.argument) if arg in self.state}
             self.batch -= self._without_samples()
+
+    def with_function(self, function: Callable[..., Any]) -> Step:
+        """Another function as the step, on the same arguments."""
+        found = Step(function, self.args, self.batch_args)
+        found.given = self.given or self.function
+        return found
 
     def with_arguments(self, args: Sequence[Any]) -> Step:
         """The same step on other arguments."""
@@ -174,7 +181,7 @@ class Step:
 
     def compiled(self, layout: FoundLayout) -> Compiled:
         function = self.function
-        if layout.constraints:
+        if layout.specs:
             program, out_tree = layout.program, self.out_tree
 
             def function(*args: Any) -> Any:
