@@ -225,6 +225,36 @@ ERRORS = {
   why:  batch_args are positions of the 2 arguments of train_step
   fix:  batch_args=1""",
     ),
+    "no topology": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8)),
+        """There is no topology to lay a step out on.
+  why:  a layout is for chips of a number: a machine, or a chip's name and how many
+  fix:  topology="h100 64\"""",
+    ),
+    "a chip that is not": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h1000 8"),
+        """No chip is called 'h1000'.
+  why:  there are tpu v2, tpu v3, tpu v4, tpu v5e, tpu v5p, tpu v6e, tpu 7x, a100, h100, h200, b200, gb200
+  fix:  topology="h100 8\"""",
+    ),
+    "another name": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", memory_bytes=1e9),  # type: ignore[call-arg]
+        """There is no memory_bytes of a layout search.
+  why:  memory_bytes is called memory here
+  fix:  memory=1000000000.0""",
+    ),
+    "progress": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", progress=3),  # type: ignore[arg-type]
+        """progress of a layout search is 3.
+  why:  it is a function
+  fix:  progress=lambda *numbers: numbers[0]""",
+    ),
+    "no mesh": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 1", fixed={}),
+        """fixed is {}.
+  why:  it is a mesh, or the sizes of its axes
+  fix:  fixed={"data": 1}""",
+    ),
     "no arguments": (
         lambda: mw.find_layout(lambda: mnp.ones(8), topology="h100 8"),
         """find_layout is given no arguments of the step.
@@ -264,6 +294,48 @@ def test_a_step_with_a_shard_map_is_refused() -> None:
     with pytest.raises(mw.MeshwrightError, match=r"The step has a shard_map\.") as error:
         mw.find_layout(step, shape(64), topology="h100 8")
     assert "the same computation without shard_map" in str(error.value)
+
+
+def accumulated(w: Any, batches: Any) -> Any:
+    """Gradients of microbatches, summed in a scan."""
+
+    def one(total: Any, x: Any) -> Any:
+        value, gradient = mw.value_and_grad(lambda w: mnp.mean((x @ w) ** 2))(w)
+        return total + gradient, value
+
+    gradient, values = mw.lax.scan(one, mnp.zeros_like(w), batches)
+    return mnp.mean(values), w - 0.1 * gradient / batches.shape[0]
+
+
+KINDS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "microbatches in a scan": (accumulated, (shape(8, 8), shape(4, 16, 8))),
+    "a while loop": (
+        lambda w, x: mw.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, mnp.tanh(c[1] @ w)), (0, x))[1],
+        (shape(8, 8), shape(16, 8)),
+    ),
+    "a branch": (
+        lambda w, x: mw.lax.cond(mnp.sum(x) > 0, lambda: x @ w, lambda: x),
+        (shape(8, 8), shape(16, 8)),
+    ),
+    "whole numbers": (lambda a, b: a + b, (shape(16, dtype="int32"), shape(16, dtype="int32"))),
+    "no dims": (lambda a, b: a * b, (shape(), shape())),
+    "no elements": (lambda w, x: x @ w, (shape(0, 8), shape(16, 0))),
+    "dims of one": (lambda w, x: x @ w, (shape(1, 8), shape(16, 1))),
+    "dims that do not divide": (lambda w, x: x @ w, (shape(5, 3), shape(7, 5))),
+    "no results": (lambda w: None, (shape(8, 8),)),
+    "a result that is an argument": (lambda w: w, (shape(8, 8),)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_step_has_an_answer_that_computes_it(name: str) -> None:
+    step, args = KINDS[name]
+    found = mw.find_layout(step, *args, topology="h100 2").best
+    rng = np.random.default_rng(0)
+    values = [mnp.asarray(rng.integers(-3, 4, s.shape).astype(s.dtype)) for s in args]
+    expected = [np.array(x) for x in mw.tree.leaves(step(*values))]  # arguments may be donated
+    for one, other in zip(mw.tree.leaves(found.compile()(*values)), expected, strict=True):
+        np.testing.assert_allclose(np.asarray(one), other, rtol=1e-5, atol=1e-5)
 
 
 @given(st.data())

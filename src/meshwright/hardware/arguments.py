@@ -36,6 +36,7 @@ MOST_DIMS = 64  # of an array
 
 # What others call it.
 NAMES = {
+    "memory_bytes": "memory", "hardware": "topology",
     "tp": "tensor", "mp": "tensor", "model": "tensor", "tensor_parallel": "tensor", "horizontal": "tensor",
     "dp": "data", "data_parallel": "data", "pp": "pipeline", "stages": "pipeline", "pipeline_parallel": "pipeline",
     "cp": "context", "context_parallel": "context", "ep": "expert", "expert_parallel": "expert", "experts": "expert",

@@ -36,7 +36,7 @@ def constrained(program: Program, specs: Specs) -> Program:
     for eqn in program.eqns:
         params: Any = eqn.params
         for name, region in eqn.regions():
-            if isinstance(params[name], Program):
+            if isinstance(params.get(name), Program):  # of a scan; branches are laid out by what enters them
                 params = {**params, name: constrained(region, specs)}
         eqns.append(Eqn(eqn.op, [new.get(a, a) for a in eqn.inputs], params, eqn.outputs, eqn.source))
         for var in eqn.outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from math import inf, prod
@@ -14,7 +15,8 @@ from meshwright.chart.amounts import size_text
 from meshwright.core import tree
 from meshwright.core.program import Program, Var
 from meshwright.core.source import here
-from meshwright.errors import MeshError, MeshwrightError
+from meshwright.errors import HardwareError, MeshError, MeshwrightError
+from meshwright.hardware.arguments import checked, function
 from meshwright.hardware.chips import Chip
 from meshwright.hardware.machines import machine_for, named_machine
 from meshwright.hardware.topology import Topology
@@ -197,10 +199,16 @@ def mesh_sizes(chips: int) -> list[dict[str, int]]:
     return [{"data": chips}, *two]
 
 
+def _as_it_is(name: str, value: Any, of: str) -> Any:
+    """What is checked further on."""
+    return value
+
+
+@checked("a layout search", batch_args=_as_it_is, memory=_as_it_is, fixed=_as_it_is, progress=function)
 def find_layout(
     f: Callable[..., Any],
     *args: Any,
-    topology: Any,
+    topology: Any = None,
     batch_args: int | Sequence[int] | None = None,
     memory: float | None = None,
     fixed: Mapping[str, int] | BaseMesh | None = None,
@@ -358,7 +366,7 @@ def _name(step: Step, given: Sequence[TensorSharding]) -> str:
 def _fixed(fixed: Any, machine: Topology) -> dict[str, int]:
     """The sizes of the mesh to stay on."""
     sizes = dict(fixed.shape) if isinstance(fixed, BaseMesh) else fixed
-    if not isinstance(sizes, Mapping) or not all(isinstance(n, int) and n > 0 for n in sizes.values()):
+    if not isinstance(sizes, Mapping) or not sizes or not all(isinstance(n, int) and n > 0 for n in sizes.values()):
         raise MeshError(
             f"fixed is {fixed!r}.",
             where=here(),
@@ -376,11 +384,16 @@ def _fixed(fixed: Any, machine: Topology) -> dict[str, int]:
 
 
 def _machine(topology: Any) -> Topology:
-    found = named_machine(topology) if isinstance(topology, str) else topology
+    try:
+        found = named_machine(topology) if isinstance(topology, str) else topology
+    except HardwareError as error:
+        count = topology.split()[-1]
+        error.fix = re.sub(r"hardware\.get\('([^']*)'\)", rf'topology="\1 {count}"', error.fix)
+        raise
     if isinstance(found, Chip) or not isinstance(found, Topology):
         name = found.name if isinstance(found, Chip) else "h100"
         raise MeshwrightError(
-            f"The topology is {topology!r}.",
+            f"The topology is {topology!r}." if topology is not None else "There is no topology to lay a step out on.",
             where=here(),
             why="a layout is for chips of a number: a machine, or a chip's name and how many",
             fix=f'topology="{name} 64"',

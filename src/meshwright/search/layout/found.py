@@ -138,7 +138,7 @@ class FoundLayouts(Charted):
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
                  for row in (heads, *rows)]  # fmt: skip
-        gap = self.best.seconds / self.bound_seconds - 1 if self.bound_seconds else inf
+        gap = self.best.seconds / self.bound_seconds - 1 if self.bound_seconds else inf if self.best.seconds else 0.0
         return "\n".join([*lines, f"no layout takes less than {time_text(self.bound_seconds)} (the first: {gap:+.0%})"])
 
     __str__ = table
