@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from math import prod
@@ -90,15 +90,21 @@ def runner(found: OnDevices, donated: Sequence[bool] = ()) -> Callable[..., tupl
         found.bind, in_shardings=found.arguments, out_shardings=list(found.results), donate_argnums=numbers
     )
 
-    def run(*data: Any) -> tuple[Any, ...]:
-        with jax.enable_x64(True) if found.wide else nullcontext():
-            values = [
-                x if isinstance(x, jax.Array) and x.sharding == s else jax.device_put(np.asarray(x), s)
-                for x, s in zip(data, found.arguments, strict=True)
-            ]
-            return tuple(called(*values))
+    arguments = found.arguments
 
-    return run
+    def put(x: Any, sharding: Any) -> Any:
+        if isinstance(x, jax.Array) and x.sharding == sharding:
+            return x
+        return jax.device_put(x if isinstance(x, jax.Array) else np.asarray(x), sharding)
+
+    def run(*data: Any) -> tuple[Any, ...]:
+        return tuple(called(*map(put, data, arguments)))
+
+    def run_wide(*data: Any) -> tuple[Any, ...]:
+        with jax.enable_x64(True):
+            return run(*data)
+
+    return run_wide if found.wide else run
 
 
 def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = None) -> OnDevices:

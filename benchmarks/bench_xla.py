@@ -1,0 +1,120 @@
+"""Train steps on engine `xla` beside the same source under jax.jit, and the call of a small function.
+
+python benchmarks/bench_xla.py [--gpu] [--repeats 7] [--json]
+
+On a CPU it is made to be eight devices; ``--gpu`` takes the first GPU, and a model of 336M parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
+DEVICES = 8
+NAMES = {"one": 1.02, "many": 1.05, "gpu": 1.0, "call": 1.1, "compile": 1.0}  # bars
+
+
+def steps(config: dict[str, Any], rows: dict[str, int], specs: str, devices: int) -> tuple[Callable[[], Any], ...]:
+    """The compiled step of both sides, on arrays where they belong, and the seconds that each took to compile."""
+    import jax
+    from twins import load
+
+    import meshwright as mw
+
+    ours, theirs = load("transformer"), load("transformer", "jax")
+    settings, other = ours.Config(**config), theirs.Config(**config)
+    axis = ("data",)
+    mesh = mw.make_mesh((devices,), axis)
+    their_mesh = jax.make_mesh((devices,), axis, axis_types=(jax.sharding.AxisType.Auto,))
+
+    def placed(package: Any, tree: Any, on: Any, kind: str) -> Any:
+        def spec(x: Any) -> Any:
+            spread = specs == "fsdp" or kind == "rows"
+            dim = next((d for d, n in enumerate(x.shape) if n % devices == 0), None) if spread else None
+            return package.P(*("data" if d == dim else None for d in range(x.ndim)))
+
+        named = package.NamedSharding if package is mw else package.sharding.NamedSharding
+        return package.tree.map(lambda x: package.device_put(x, named(on, spec(x))), tree)
+
+    params, batch = ours.init(mw.random.key(0), settings), ours.make_batch(mw.random.key(1), settings, **rows)
+    params, batch = placed(mw, params, mesh, "params"), placed(mw, batch, mesh, "rows")
+    jparams, jbatch = theirs.init(jax.random.key(0), other), theirs.make_batch(jax.random.key(1), other, **rows)
+    jparams, jbatch = placed(jax, jparams, their_mesh, "params"), placed(jax, jbatch, their_mesh, "rows")
+    keep = mw.tree.map(lambda x: x.sharding, params)
+    jkeep = jax.tree.map(lambda x: x.sharding, jparams)
+    mine = mw.jit(lambda p, b: ours.train_step(p, b, settings), engine="xla", out_shardings=(None, keep))
+    yours = jax.jit(lambda p, b: theirs.train_step(p, b, other), out_shardings=(None, jkeep))
+
+    def run_ours() -> Any:
+        value, new = mine(params, batch)
+        mw.tree.map(lambda x: x._data.block_until_ready(), new)
+        return value
+
+    def run_theirs() -> Any:
+        return jax.block_until_ready(yours(jparams, jbatch))
+
+    return run_ours, run_theirs
+
+
+def compiled(job: Callable[[], Any]) -> float:
+    start = perf_counter()
+    job()
+    return perf_counter() - start
+
+
+def small() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A call of a small function on two arrays, of either side."""
+    import jax
+
+    import meshwright as mw
+
+    f, g = mw.jit(lambda x, y: x + y, engine="xla"), jax.jit(lambda x, y: x + y)
+    x, y = f(mw.numpy.ones(8), mw.numpy.ones(8)), jax.numpy.ones(8)
+    return lambda: f(x, x), lambda: g(y, y)
+
+
+def cases(gpu: bool) -> Iterator[tuple[str, str, Callable[[], Any], Callable[[], Any]]]:
+    if gpu:
+        large = {"vocab": 32000, "dim": 1024, "layers": 24, "heads": 16, "kv_heads": 16, "hidden": 2816, "scan": True}
+        for checkpoint in (True, False):
+            sizes = {**large, "checkpoint": checkpoint}
+            yield f"336M step, checkpoint={checkpoint}", "gpu", *steps(sizes, {"batch": 8, "length": 513}, "dp", 1)
+        yield "call of a small function", "call", *small()
+        return
+    model = {"vocab": 1024, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 4, "hidden": 688}
+    yield "one device", "one", *steps(model, {"batch": 8, "length": 129}, "dp", 1)
+    yield "one device, scanned", "one", *steps({**model, "scan": True}, {"batch": 8, "length": 129}, "dp", 1)
+    yield "8 devices, rows", "many", *steps(model, {"batch": 16, "length": 65}, "dp", DEVICES)
+    yield "8 devices, rows and parameters", "many", *steps(model, {"batch": 16, "length": 65}, "fsdp", DEVICES)
+    yield "call of a small function", "call", *small()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--gpu", action="store_true", help="on the first GPU")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if not args.gpu:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+    from timing import Measured, Row, compare, report, row
+
+    rows: list[Row] = []
+    for name, kind, ours, theirs in cases(args.gpu):
+        made = Measured(compiled(ours), compiled(theirs))
+        rows.append(row(name, compare(ours, theirs, repeats=args.repeats), NAMES[kind]))
+        if kind != "call":
+            rows.append(row(f"{name}: first call", made, NAMES["compile"]))
+    return report(rows, as_json=args.json, peer="jax", version=jax.__version__, device=str(jax.devices()[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
