@@ -106,7 +106,7 @@ def check(name: str, machine: str, models: tuple[int, ...] = (2, 4, 8)) -> None:
     found = mw.find_layout(step, params, batch, topology=topology)
     worse = []
     for model in models:
-        if topology.size % model == 0:
+        if topology.size % model == 0 and topology.size > model:
             for kind, given, rows in by_hand(params, batch, split, topology.size, model):
                 laid = mw.jit(step, in_shardings=(given, rows), out_shardings=(None, given), donate_argnums=(0,))
                 sizes = {"data": topology.size // model, "model": model}
@@ -119,7 +119,7 @@ def check(name: str, machine: str, models: tuple[int, ...] = (2, 4, 8)) -> None:
 
 
 def test_no_layout_written_by_hand_is_faster_for_a_small_step() -> None:
-    check("small mlp", "h100 2", models=(2,))
+    check("small mlp", "h100 4", models=(2,))
 
 
 @pytest.mark.slow
