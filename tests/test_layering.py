@@ -47,7 +47,7 @@ LAYERS = (
     "simulate.transformer",
     "search",
     "interop",
-    "debug dist pallas testing",
+    "debug dist distributed pallas testing",
     "meshwright",
     "tour",
     "commands",

@@ -20,7 +20,7 @@ from meshwright.transform import every_op as _every_op  # noqa: F401  (fills the
 from meshwright.transform import policies as checkpoint_policies
 
 if TYPE_CHECKING:
-    from meshwright import debug, dist, hardware, interop, lax, nn, pallas, random, sharding, testing
+    from meshwright import debug, dist, distributed, hardware, interop, lax, nn, pallas, random, sharding, testing
     from meshwright.api.check_partitioned import check_partitioned
     from meshwright.api.reshard import reshard
     from meshwright.api.shard_map import shard_map, shmap
@@ -45,6 +45,7 @@ __getattr__ = on_first_use(
     {
         "meshwright.debug": [],
         "meshwright.dist": [],
+        "meshwright.distributed": [],
         "meshwright.hardware": [],
         "meshwright.interop": [],
         "meshwright.lax": [],
@@ -118,6 +119,7 @@ __all__ = [
     "device_put",
     "devices",
     "dist",
+    "distributed",
     "eval_shape",
     "find_layout",
     "get_mesh",

@@ -21,6 +21,7 @@ COMMANDS = {
     "cost": "what a program costs on a machine: FLOPs, bytes, communication, memory",
     "explain": "why a program on a mesh communicates as it does, or why a value of it is sharded so",
     "kernel": "what a kernel copies, computes and sends at the same time",
+    "launch": "run a script in several processes, as on several machines",
     "layout": "the mesh and the shardings in which a step is fastest on a machine",
     "matmul": "ways to multiply two split matrices, and which is the fastest",
     "opt": "run sharding passes on a module of StableHLO and sdy",

@@ -16,7 +16,7 @@ from meshwright.transform.stack import stack
 from tests.partition import test_every_op as suite
 from tests.partition.partitioning import assert_equal, partitioned, tolerance_of
 
-FEW = 12  # every so many ops are quick
+FEW = 24  # every so many ops are quick
 
 
 def on_xla(

@@ -86,7 +86,7 @@ class Array(Value):
                 fix="use the function's result instead, or do not donate this argument",
             )
         if self._data.__class__ is not np.ndarray:
-            self._data = np.asarray(self._data)
+            self._data = _on_host(self._data, self.type)
         unreduced = len(self.type.unreduced)
         if unreduced and self._data.ndim > self.type.ndim:
             assert _sum_rows is not None
@@ -96,6 +96,20 @@ class Array(Value):
                     total = _sum_rows(total)
             return total.data
         return self._data
+
+
+def _on_host(data: Any, type: TensorType) -> np.ndarray[Any, Any]:
+    """Contents that are elsewhere, or a number, as an array of NumPy."""
+    if getattr(data, "is_fully_addressable", True):
+        return np.asarray(data)
+    if data.is_fully_replicated:
+        return np.asarray(data.addressable_data(0))
+    raise MeshwrightError(
+        f"This process has only some shards of an array {type}.",
+        where=here(),
+        why="the others are on devices of other processes",
+        fix="mw.jit(lambda x: x, out_shardings=mw.NamedSharding(mesh, mw.P()))(x), which brings all of it everywhere",
+    )
 
 
 class Tracer(Value):

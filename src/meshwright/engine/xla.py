@@ -93,9 +93,12 @@ def runner(found: OnDevices, donated: Sequence[bool] = ()) -> Callable[..., tupl
     arguments = found.arguments
 
     def put(x: Any, sharding: Any) -> Any:
-        if isinstance(x, jax.Array) and x.sharding == sharding:
-            return x
-        return jax.device_put(x if isinstance(x, jax.Array) else np.asarray(x), sharding)
+        if isinstance(x, jax.Array):
+            return x if x.sharding == sharding else jax.device_put(x, sharding)
+        whole = np.asarray(x)
+        if sharding.is_fully_addressable:
+            return jax.device_put(whole, sharding)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
 
     def run(*data: Any) -> tuple[Any, ...]:
         return tuple(called(*map(put, data, arguments)))
@@ -115,7 +118,7 @@ def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = N
     program = program if placed else inline_calls(program, shard_maps=False)
     axes, on, ours = _laid_out(program, placed)
     count = prod(size for _, size in axes)
-    found = (_devices(count) if devices is None else list(devices))[:count]
+    found = (_devices(count, on is None) if devices is None else list(devices))[:count]
     if len(found) < count:
         raise MeshwrightError(
             f"The function was compiled for {count} devices, and JAX has {len(found)}.",
@@ -146,15 +149,15 @@ def _number_of_cpus() -> int:
 
 
 @cache
-def _devices(count: int) -> list[Any]:
-    """JAX's devices; if it has not begun, and nobody said how many, it makes enough of them of a CPU."""
+def _devices(count: int, own: bool) -> list[Any]:
+    """JAX's devices, or this process's own; if it has not begun, and nobody said how many, it makes enough of a CPU."""
     import jax
 
     said = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "") or _number_of_cpus() >= 0
     with suppress(RuntimeError):  # it has begun
         if not said:
             jax.config.update("jax_num_cpu_devices", max(count, FEWEST_CPUS))  # type: ignore[no-untyped-call]
-    return list(jax.devices())
+    return list(jax.local_devices() if own else jax.devices())
 
 
 def _laid_out(program: Program, placed: bool) -> tuple[MeshAxes, AbstractMesh | None, list[NamedSharding | None]]:

@@ -43,7 +43,8 @@ class Sampler:
         update_wrapper(self, function)
         self.function = function
         names = function.__code__.co_varnames[function.__code__.co_argcount :]
-        self.compiled = jit(function, static_argnames=names[: function.__code__.co_kwonlyargcount])
+        static = names[: function.__code__.co_kwonlyargcount]
+        self.compiled = jit(function, static_argnames=static, engine="numpy")
 
     def __call__(self, *arrays: Value, **static: Any) -> Any:
         traced = state.builder is not None or any(x.__class__ is Tracer for x in arrays)

@@ -93,6 +93,7 @@ PACKAGE: dict[str, list[tuple[str, str]] | NotDrawn] = {
             "config",
             "debug",
             "dist",
+            "distributed",
             "hardware",
             "interop",
             "lax",

@@ -1,0 +1,112 @@
+"""``meshwright launch``: run a script in several local processes, as on several machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+from meshwright.distributed import COORDINATOR, COUNT, DEVICES, NUMBER
+from meshwright.engine.xla import needed
+from meshwright.errors import TextError
+
+MOST = 64  # processes
+GRACE_SECONDS = 5.0  # that the others have to end, after one has failed
+_BEGIN = (
+    "import runpy, sys, meshwright as mw; mw.distributed.initialize(); "
+    "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.description = (
+        "Run a Python script in several processes of this machine, each with devices of its own, as on several machines:"
+        " meshes are over all devices, and jitted functions run on engine xla. What a process prints has its number in"
+        " front. If one fails, the others are stopped."
+    )
+    parser.epilog = "Exit code 1: a process failed."
+    parser.add_argument("-n", "--processes", type=int, default=2, metavar="N", help="how many processes (default: 2)")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="CPU devices of each (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print the exit code of each process as JSON at the end")
+    parser.add_argument("script", metavar="SCRIPT.py", help="what each runs")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the processes, pass on what they print, and stop all when one fails."""
+    for name, most in (("processes", MOST), ("devices", MOST)):
+        if not 1 <= getattr(args, name) <= most:
+            raise TextError(
+                f"--{name} is {getattr(args, name)}.", why=f"it is a whole number from 1 to {most}", fix=f"--{name} 4"
+            )
+    if not os.path.isfile(args.script):
+        raise TextError(f"There is no file {args.script}.", why="a script is run", fix="meshwright launch script.py")
+    needed()
+    started = _start(args.script, args.arguments, args.processes, args.devices)
+    codes = _wait(started)
+    if args.json:
+        print(json.dumps({"processes": codes}))
+    return 0 if not any(codes) else 1
+
+
+def _start(script: str, arguments: Sequence[str], count: int, devices: int) -> list[subprocess.Popen[str]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    begun = []
+    for number in range(count):
+        said = {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(count), NUMBER: str(number), DEVICES: str(devices)}
+        one = subprocess.Popen(
+            [sys.executable, "-c", _BEGIN, script, *arguments],
+            env={**os.environ, **said, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+        )
+        assert one.stdout is not None
+        threading.Thread(target=_pass_on, args=(one.stdout, number), daemon=True).start()
+        begun.append(one)
+    return begun
+
+
+def _pass_on(lines: IO[str], number: int) -> None:
+    for line in lines:
+        if line.startswith("[Gloo]"):  # which says of every connection that there is one
+            continue
+        print(f"[{number}] {line}", end="", flush=True)
+
+
+def _wait(started: Sequence[subprocess.Popen[Any]]) -> list[int]:
+    """The exit codes of all; once one fails, the others are told to end, and ended if they do not."""
+    try:
+        while all(one.poll() in (None, 0) for one in started) and any(one.poll() is None for one in started):
+            time.sleep(0.05)
+        failed = next((n for n, one in enumerate(started) if one.poll() not in (None, 0)), None)
+        if failed is not None:
+            code = started[failed].poll()
+            said = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+            print(f"Process {failed} {said}; the others are stopped.", file=sys.stderr, flush=True)
+    finally:
+        _stop(started)
+    return [one.wait() for one in started]
+
+
+def _stop(started: Sequence[subprocess.Popen[Any]]) -> None:
+    for one in started:
+        if one.poll() is None:
+            one.terminate()
+    end = time.monotonic() + GRACE_SECONDS
+    for one in started:
+        try:
+            one.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            one.kill()
