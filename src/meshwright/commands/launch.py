@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
-from meshwright.distributed import COORDINATOR, COUNT, DEVICES, NUMBER
+from meshwright.engine.processes import COORDINATOR, COUNT, DEVICES, NUMBER
 from meshwright.engine.xla import needed
 from meshwright.errors import TextError
 
@@ -28,7 +28,7 @@ _BEGIN = (
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = (
-        "Run a Python script in several processes of this machine, each with devices of its own, as on several machines:"
+        "Run a Python script in several processes of this machine, each with devices of its own, as on several:"
         " meshes are over all devices, and jitted functions run on engine xla. What a process prints has its number in"
         " front. If one fails, the others are stopped."
     )
