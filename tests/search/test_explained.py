@@ -120,7 +120,7 @@ def test_texts() -> None:
     assert what_if_lines(changes) == [
         "what would make another best:",
         "  half: b, 2 s, against 3 s",
-        "  c: d, 1 s, what is best now does not fit",
+        "  c: d, 1 s, what is best now cannot be had",
         "  twice: the same, 1 s",
     ]
     assert what_if_lines(changes[:1])[0] == "no change tried makes another best:"

@@ -84,7 +84,7 @@ class WhatIf(NamedTuple):
             then, now = (f"{one or 0:,.0f} tokens/s" for one in (self.tokens_per_s, self.kept_tokens_per_s))
         if not self.other:
             return f"{self.change}: the same, {then}"
-        against = "what is best now does not fit" if self.kept_seconds == inf else f"against {now}"
+        against = "what is best now cannot be had" if self.kept_seconds == inf else f"against {now}"
         return f"{self.change}: {self.name}, {then}, {against}"
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshwright.search.layout.step import Step
 
 TRIED = 6000  # equations of the layouts that are simulated again after each change
+PARTITIONED = 3  # layouts that are partitioned again, for another batch or another number of chips
 SAME = 1e-3  # of the time of a step; constraints that change less than that change nothing
 OTHER = 1e-2  # of the time of a step, by which another layout must be faster after a change to be named
 MADE = "made by the step"
@@ -112,7 +113,7 @@ def difference(best: FoundLayout, other: FoundLayout) -> str:
     return "; ".join(part for part in (", ".join(changed[:2]) + more, constraints) if part) or "no constraints"
 
 
-def explained(found: FoundLayouts, runners_up: int) -> str:
+def explained(found: FoundLayouts, runners_up: int, what_if: bool) -> str:
     """The whole of it as text."""
     best = found.best
     rows = compared(found, runners_up)
@@ -122,7 +123,7 @@ def explained(found: FoundLayouts, runners_up: int) -> str:
     lines.append(f"  no layout takes less than {time_text(found.bound_seconds)} ({gap:+.0%})")
     if len(rows) > 1:
         lines += ["", table_of(rows)]
-    return "\n".join([*lines, "", *what_if_lines(what_ifs(found))])
+    return "\n".join([*lines, *(["", *what_if_lines(what_ifs(found))] if what_if else [])])
 
 
 # After a change
@@ -145,9 +146,10 @@ def what_ifs(found: FoundLayouts) -> tuple[WhatIf, ...]:
     assert step is not None
     short = shortened(step)
     most = max(2, min(5, TRIED // max(1, short.equations if short is not None else len(step.program.eqns))))
-    layouts = contenders(found, most)
+    every = contenders(found, most)
     made = []
     for tried in _changes(step, topology, best.memory):
+        layouts = every if tried.step is step and tried.topology.size == topology.size else every[:PARTITIONED]
         results = [min(_results(one, tried), key=lambda r: (not r.fits, r.seconds), default=None) for one in layouts]
         fitting = [(r.seconds, n, r.mesh) for n, r in enumerate(results) if r is not None and r.fits]
         kept = results[0].seconds if results[0] is not None and results[0].fits else inf

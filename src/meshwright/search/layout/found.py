@@ -166,16 +166,18 @@ class FoundLayouts(Charted):
         """
         return what_ifs(self)
 
-    def explain(self, runners_up: int = 4) -> str:
+    def explain(self, runners_up: int = 4, *, what_if: bool = True) -> str:
         """What bounds the best, what others lose and where, and which single change would make another best.
+
+        Without ``what_if`` the last, for which layouts are simulated again, is left out.
 
         >>> import meshwright as mw
         >>> shape = lambda *dims: mw.ShapeDtypeStruct(dims, "float32")
         >>> found = mw.find_layout(lambda w, x: x @ w, shape(1024, 1024), shape(8192, 1024), topology="h100 8")
-        >>> "best: " in found.explain()
+        >>> "best: " in found.explain(what_if=False)
         True
         """
-        return explained(self, runners_up)
+        return explained(self, runners_up, what_if)
 
     def chart(self) -> Chart:
         """A row for each of `compare`, made up of compute and of the waits along each axis."""
