@@ -38,6 +38,7 @@ from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
 from meshwright.simulate.pipelines import SCHEDULES, Schedule
 from meshwright.simulate.pipelines import PipelineTask as Task
+from meshwright.search.explained_strategies import explain_search
 from meshwright.search.serving import ServingLayout, ServingResult, serving_search
 from meshwright.search.strategies import SearchResult, estimate, grid_search, strategies
 from meshwright.simulate.devices.simulate import simulate
@@ -89,6 +90,7 @@ __all__ = [
     "draw",
     "estimate",
     "execute",
+    "explain_search",
     "from_program",
     "function",
     "gather",
