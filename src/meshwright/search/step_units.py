@@ -102,7 +102,7 @@ class UnitReader:
         self.at: dict[Var, int] = {}  # backward: the unit that makes a value
         self.loops: list[_LoopUnits] = []
         self.crossing: dict[int, float] = {}  # bytes that go from a unit to later ones
-        self.parts: list[tuple[int, int, Task, float, bool]] = []  # unit, phase, task, times, product
+        self.parts: list[tuple[int, int, Task, int, bool]] = []  # unit, phase, task, times, product
         self.phases = self._phases(loss) if separable else [FORWARD] * len(self.tasks)
         self.inner: dict[int, list[tuple[int, int]]] = {}  # phase and unit of the tasks in loops
         self.unit_of: dict[int, int] = {}
@@ -131,7 +131,7 @@ class UnitReader:
             if n not in needed:
                 needed.add(n)
                 waiting += self.tasks[n].after
-        last = max((n for n in needed if micro[n] and not self.is_sum(n)), default=-1)
+        last = max((n for n in needed if micro[n] and self.is_product(n)), default=-1)
         found = []
         for n in range(count):
             if self.is_sum(n):
@@ -141,7 +141,7 @@ class UnitReader:
             elif not micro[n]:
                 found.append(SHARED)
             else:
-                found.append(FORWARD if n <= last else BACKWARD)
+                found.append(FORWARD if n <= last or n in needed else BACKWARD)
         return found
 
     def times(self, n: int) -> int:
@@ -185,12 +185,24 @@ class UnitReader:
                 self.home.setdefault(v, u)
         mine = [n for n, phase in enumerate(self.phases) if phase == FORWARD]
         units = [self.loops_units(n) for n in mine if n in self.inner or self.is_product(n)]
-        for end, u in zip(_narrowest(self.block, mine, ()), units, strict=False):
+        for end, u in zip(_narrowest(self.block, mine, self.batch), units, strict=False):
             self.crossing.setdefault(u, end)
 
     def part(self, n: int, u: int) -> None:
-        product = self.is_product(n)
-        self.parts.append((u, self.phases[n], self.tasks[n], float(self.times(n)), product))
+        self.parts.append((u, self.phases[n], self.tasks[n], self.times(n), self.is_product(n)))
+
+    def aligned(self, u: int, marked: bool) -> int:
+        """The unit that has a task's or a value's place in a layer, and is of the layer that stands for others if, and
+        only if, that is."""
+        if not any(self.units.stands):
+            return u
+        first = self.units.stands.index(True)
+        period = sum(self.units.stands)
+        if marked == self.units.stands[u]:
+            return u
+        if marked:
+            return first + (u - first) % period
+        return u + period if u + period < len(self.products) else max(0, u - period)
 
     def is_product(self, n: int) -> bool:
         return of_product(self.kernels[n])
@@ -219,7 +231,7 @@ class UnitReader:
             if product and self.products[u]:
                 u = self.unit(task.times, block, True)
             self.products[u] |= product
-            self.parts.append((u, FORWARD, one, float(task.times), product))
+            self.parts.append((u, FORWARD, one, task.times, product))
             self.inner.setdefault(n, []).append((FORWARD, u))
             for v in one.reads:
                 reads[v] = max(reads.get(v, -1), u)
@@ -257,7 +269,7 @@ class UnitReader:
                 continue
             placed[n] = u = _placed(task.reads, self.home, self.at, last)
             self.at.update(dict.fromkeys(task.writes, u))
-        self._split_weights()
+        self._split_weights(placed)
         for n, u in placed.items():
             self.part(n, u)
 
@@ -289,21 +301,23 @@ class UnitReader:
             at.update(dict.fromkeys(one.writes, u))
             phase = BACKWARD if k in waited else WEIGHTS
             product = of_product(body.kernels.kernels[k])
-            self.parts.append((u, phase, one, float(task.times), product))
+            self.parts.append((u, phase, one, task.times, product))
             self.inner.setdefault(n, []).append((phase, u))
         for k, (atom, var) in enumerate(zip(body.program.outputs, eqn.outputs, strict=True)):
             inner = body.kernels.stored(atom)
             self.at[var] = loop.first if k < carried else at.get(inner, loop.first)  # type: ignore[arg-type]
 
-    def _split_weights(self) -> None:
-        """Weight gradients are what nothing of the backward pass waits for."""
+    def _split_weights(self, placed: dict[int, int]) -> None:
+        """Weight gradients are what no other unit waits for."""
         waited: set[int] = set()
         for n in reversed(range(len(self.tasks))):
-            if self.phases[n] == BACKWARD:
-                if n not in waited and n not in self.inner:
-                    self.phases[n] = WEIGHTS
-                else:
-                    waited.update(self.tasks[n].after)
+            if self.phases[n] != BACKWARD:
+                continue
+            if n not in waited and n not in self.inner:
+                self.phases[n] = WEIGHTS
+            for before in self.tasks[n].after:
+                if self.phases[n] == BACKWARD or placed.get(before) != placed[n]:
+                    waited.add(before)
 
     # What is done once
 
@@ -329,6 +343,8 @@ class UnitReader:
         units.seconds, units.talks = np.zeros((count, PHASES)), np.zeros((count, PHASES))
         units.cheap, units.crossing, units.transient = np.zeros(count), np.zeros(count), np.zeros(count)
         units.nbytes = {name: np.zeros(count) for name in KINDS}
+        if any(units.stands):
+            self.parts = [(self.aligned(u, times > 1), *task, times, p) for u, *task, times, p in self.parts]  # type: ignore[misc]
         for u, phase, task, times, product in self.parts:
             kind = units.seconds if COMPUTE in task.cost.units or not task.cost.axes else units.talks
             kind[u, phase] += times * task.cost.seconds
@@ -350,17 +366,19 @@ class UnitReader:
                 self.units.summed += sum(amounts.values())
                 for v, amount in amounts.items():
                     if v in self.at:
-                        nbytes["gradients"][self.at[v]] += amount
+                        nbytes["gradients"][self.aligned(self.at[v], v in self.marked)] += amount
         for v in self.block.program.inputs:
             if v not in self.batch:
                 of_step = readers.get(v, set()) & {FORWARD, BACKWARD, WEIGHTS, SHARED}
-                nbytes["parameters" if of_step else "states"][self.where.get(v, 0)] += self.amount(v)
+                u = self.aligned(self.where.get(v, 0), v in self.marked)
+                nbytes["parameters" if of_step else "states"][u] += self.amount(v)
         products = {v for _, phase, task, _, product in self.parts if product and phase == FORWARD for v in task.writes}
         products |= {v for n in self.inner if phases[n] == FORWARD for v in self._stacked_products(n, products)}
         self.kept: set[Var] = set()
         for v, u in self.made.items():
             if readers.get(v, set()) & {BACKWARD, WEIGHTS}:
                 self.kept.add(v)
+                u = self.aligned(u, v in self.marked)
                 nbytes["kept"][u] += self.amount(v)
                 nbytes["matmuls"][u] += self.amount(v) if v in products else 0.0
 
@@ -373,7 +391,8 @@ class UnitReader:
 
     def _transients(self) -> None:
         found = self.units.transient
-        counted = {*self.block.program.inputs, *self.kept, *self.batch}
+        stored = self.block.kernels.stored
+        counted = {*self.block.program.inputs, *self.kept, *map(stored, self.block.program.outputs)}
         counted |= {v for n, task in enumerate(self.tasks) if self.phases[n] == REDUCE for v in task.reads}
         for u, _, task, _, _ in self.parts:
             found[u] = max(found[u], _moved(task, counted))
@@ -395,8 +414,9 @@ def of_product(kernel: Kernel) -> bool:
     return kernel.attention is not None or is_product(kernel.eqns)
 
 
-def _narrowest(block: TaskBlock, tasks: Sequence[int], carried: Sequence[Var]) -> list[float]:
-    """Behind each task that has a product, or is a loop: the fewest bytes that later ones need, up to the next such.
+def _narrowest(block: TaskBlock, tasks: Sequence[int], given: Collection[Var]) -> list[float]:
+    """Behind each task that has a product, or is a loop, and up to the next such: the fewest bytes, made of what is
+    ``given``, that later ones need.
 
     It is looked for between equations and not between kernels, because a stage may end inside of one.
     """
@@ -404,14 +424,13 @@ def _narrowest(block: TaskBlock, tasks: Sequence[int], carried: Sequence[Var]) -
     mine = {id(eqn) for n in tasks for eqn in kernels[n].eqns}
     heads = {id(kernels[n].eqns[-1]) for n in tasks if of_product(kernels[n]) or block.tasks[n].body is not None}
     eqns = [eqn for eqn in block.program.eqns if id(eqn) in mine]
-    made: dict[Atom, int] = dict.fromkeys(carried, -1)
+    made: dict[Atom, int] = dict.fromkeys(given, -1)
     last: dict[Atom, int] = {}
     for n, eqn in enumerate(eqns):
-        for atom in eqn.inputs:
-            root = stored(atom)
-            if root in made:
-                last[root] = n
-        made.update(dict.fromkeys(eqn.outputs, n))
+        read = [root for atom in eqn.inputs if (root := stored(atom)) in made]
+        last.update(dict.fromkeys(read, n))
+        if read:
+            made.update(dict.fromkeys(eqn.outputs, n))
     alive = np.zeros(len(eqns) + 1)
     for atom, end in last.items():
         alive[max(0, made[atom])] += atom.type.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
@@ -18,7 +19,8 @@ from meshwright.simulate.pipelines import peak_activations
 from meshwright.simulate.transformer.strategy import Strategy
 
 T = TypeVar("T")
-NARROW = 1.05  # times the fewest bytes that go from one unit to the next: there stages are cut, if there are enough
+FEW = 0.25  # of the places between units are narrow ones,
+NARROW = 1.05  # and those where no more bytes go from one to the next: there stages are cut, if there are enough
 
 
 class UnitSequence(NamedTuple):
@@ -38,8 +40,9 @@ class UnitSequence(NamedTuple):
 
 
 class StageSums(NamedTuple):
-    """Seconds and bytes of stages."""
+    """Where stages begin and the last ends; their seconds and bytes."""
 
+    cuts: list[int]
     seconds: np.ndarray
     cheap: np.ndarray
     nbytes: dict[str, np.ndarray]
@@ -168,7 +171,8 @@ class TracedPlan:
     def finished(self, device: int, clock: float) -> float:
         """When a device has summed the gradients of its units over replicas, and updated their parameters."""
         s, steps = self.strategy, self.sequence
-        units = [np.arange(*_cuts(steps, self.stages)[stage : stage + 2]) for stage in self.mine(device)]
+        cuts = self.sums.cuts
+        units = [np.arange(cuts[stage], cuts[stage + 1]) for stage in self.mine(device)]
         found = self._finished(steps, np.concatenate(units)[::-1], clock)
         return found + self.late if s.pipeline == 1 and s.data > 1 else found
 
@@ -262,7 +266,7 @@ def _sequence(units: StepUnits, exposed: float) -> UnitSequence:
     first = np.array([n == 0 or units.blocks[n - 1] != units.blocks[n] for n in range(len(units.times))])[order]
     alone = np.array(units.times)[order] == 1
     inside = crossing[:-1]
-    narrow = np.concatenate(([True], inside <= NARROW * inside.min())) if len(inside) else np.array([True])
+    narrow = np.concatenate(([True], inside <= NARROW * np.quantile(inside, FEW))) if len(inside) else np.array([True])
     starts = np.where(alone, narrow, first)
     starts[0] = True
     return UnitSequence(
@@ -287,8 +291,8 @@ def _cuts(steps: UnitSequence, stages: int) -> list[int]:
         places = np.arange(count)
     costs = np.add.reduceat(steps.seconds[:, [FORWARD, BACKWARD, WEIGHTS]].sum(1), places)
     low, high = float(costs.max()), float(costs.sum())
-    ends = np.cumsum(costs)
-    for _ in range(40):
+    ends = np.cumsum(costs).tolist()
+    while high - low > 1e-6 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if len(_filled(ends, middle)) <= stages else (middle, high)
     found = _filled(ends, high * (1 + 1e-9))
@@ -299,22 +303,23 @@ def _cuts(steps: UnitSequence, stages: int) -> list[int]:
     return [*(int(places[n]) for n in found), count]
 
 
-def _filled(ends: np.ndarray, most: float) -> list[int]:
+def _filled(ends: list[float], most: float) -> list[int]:
     """Where stages begin that are filled one after the other up to a bound."""
     found, done = [0], 0.0
     while True:
-        n = int(np.searchsorted(ends, done + most * (1 + 1e-12), side="right"))
+        n = bisect_right(ends, done + most * (1 + 1e-12))
         if n >= len(ends):
             return found
         n = max(n, found[-1] + 1)
         if n >= len(ends):
             return found
         found.append(n)
-        done = float(ends[n - 1])
+        done = ends[n - 1]
 
 
 def _sums(steps: UnitSequence, stages: int) -> StageSums:
-    cuts = np.array(_cuts(steps, stages)[:-1])
+    ends = _cuts(steps, stages)
+    cuts = np.array(ends[:-1])
     starts = steps.starts.copy()
     starts[cuts] = True
     segments = np.nonzero(starts)[0]
@@ -323,6 +328,7 @@ def _sums(steps: UnitSequence, stages: int) -> StageSums:
     again = np.zeros(stages)
     np.maximum.at(again, of_stage, kept)
     return StageSums(
+        ends,
         np.add.reduceat(steps.seconds, cuts),
         np.add.reduceat(steps.cheap, cuts),
         {name: np.add.reduceat(array, cuts) for name, array in steps.nbytes.items()},

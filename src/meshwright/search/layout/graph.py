@@ -7,6 +7,7 @@ small value is made larger (a scale, broadcast), whoever reads it says in which 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
@@ -171,6 +172,7 @@ class Grouping:
         self.merged: dict[int, LayoutGroup] = {}
         self.begun: dict[Any, LayoutStep] = {}  # the first decision of each kernel on values of a shape
         self.made: list[LayoutGroup] = []
+        self.read = Counter(value for step in steps for value in step.inputs)
         for step in steps:
             self.add(step)
         self.join_updates(steps)
@@ -197,7 +199,7 @@ class Grouping:
 
     def add(self, step: LayoutStep) -> None:
         decides = step.kind == "eqn" and (_is_product(step.eqn) or not _is_plain(step.eqn))
-        if step.kind in ("input", "carry") or decides:
+        if step.kind in ("input", "carry") or decides or self.stacks_sums(step):
             self.begin(step)
             return
         if _is_adapter(step):
@@ -258,6 +260,13 @@ class Grouping:
 
     def group(self, step: LayoutStep) -> LayoutGroup | None:
         return None if step.group is None else self.find(step.group)
+
+    def stacks_sums(self, step: LayoutStep) -> bool:
+        """Whether a loop stacks what a product makes for nobody else: a gradient, which may be a partial sum of which
+        each device keeps a part."""
+        made = step.inputs[0].step if step.kind == "stack" else None
+        group = self.of(step.inputs[0]) if made is not None else None
+        return group is not None and _is_product(group.first.eqn) and self.read[step.inputs[0]] == 1
 
     def source(self, value: LaidValue) -> LayoutGroup | None:
         step = value.step
