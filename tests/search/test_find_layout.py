@@ -450,3 +450,32 @@ def test_the_solver_against_all_choices(data: Any) -> None:
     least = min(cost(choice) for choice in product(*map(range, ways)))
     assert cost(found.ways) == pytest.approx(found.cost) == pytest.approx(least)
     assert found.bound <= least + 1e-6
+
+
+def deep_step(layers: Any, x: Any) -> Any:
+    def loss(layers: Any) -> Any:
+        y = x
+        for layer in layers:
+            y = y + mw.nn.gelu(y @ layer["up"]) @ layer["down"]
+        return mnp.mean(y**2)
+
+    value, gradient = mw.value_and_grad(loss)(layers)
+    return value, mw.tree.map(lambda p, g: p - 0.1 * g, layers, gradient)
+
+
+def deep(layers: int) -> tuple[Any, Any]:
+    return [{"up": shape(256, 1024), "down": shape(1024, 256)} for _ in range(layers)], shape(2048, 256)
+
+
+@pytest.mark.slow
+def test_few_of_many_layers_tell_what_all_take() -> None:
+    args = deep(40)
+    found = mw.find_layout(deep_step, *args, topology="h100 8")
+    assert found.best.kind == "simulated"
+    assert mw.simulate(found.best.compile(), "h100 8").seconds == found.best.seconds
+    others = [one for one in found if one.kind == "extrapolated"]
+    assert others
+    for one in others:
+        assert one.simulation.seconds >= found.best.seconds and one.kind == "simulated"
+    for one in found.best.in_shardings[0][1:]:
+        assert one == found.best.in_shardings[0][0]

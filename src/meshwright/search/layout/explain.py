@@ -222,9 +222,9 @@ def _results(layout: FoundLayout, tried: _ChangedStep) -> Iterator[_AfterChange]
         mesh = Mesh(np.arange(prod(sizes.values())).reshape(tuple(sizes.values())), tuple(sizes))
         placed = list(_placed(mesh, wanted, [t.shape for t in tried.step.types]))
         if len(placed) == len(wanted) and specs is not None:
-            short = None if specs else tried.short
-            given = (placed, _on(there, sizes), layout.name, specs, tried.memory, now.machine.mode, short)
-            made = tried.step.laid_out(*given)
+            machine, mode = _on(there, sizes), now.machine.mode
+            few = tried.short.expected(placed, machine, specs, mode) if tried.short is not None and not specs else None
+            made = tried.step.laid_out(placed, machine, layout.name, specs, tried.memory, mode, few)
             yield _AfterChange(sizes, made.seconds, made.fits)
 
 

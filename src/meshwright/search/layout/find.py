@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from math import inf, prod
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
@@ -21,11 +21,12 @@ from meshwright.hardware.chips import Chip
 from meshwright.hardware.machines import machine_for, named_machine
 from meshwright.hardware.topology import Topology
 from meshwright.partition.cost import MachineCost
+from meshwright.search.layout.expected import Expected
 from meshwright.search.layout.found import FoundLayout, FoundLayouts
 from meshwright.search.layout.graph import LaidValue, alive_at_peak, read_graph
 from meshwright.search.layout.model import LayoutModel, build
 from meshwright.search.layout.roles import assign_roles
-from meshwright.search.layout.shortened import shortened
+from meshwright.search.layout.shortened import Specs, shortened
 from meshwright.search.layout.solve import IMPOSSIBLE, Chosen, Pairs, best_choice
 from meshwright.search.layout.step import Step
 from meshwright.search.layout.ways import blocks, layouts_of
@@ -38,13 +39,15 @@ from meshwright.simulate.tasks import TaskReader
 
 T = TypeVar("T")
 
-HIDDEN = (1.0, 0.4, 0.1)  # the share of its seconds that a transfer counts for which work can hide
+HIDDEN = (0.1, 0.4, 1.0)  # the share of its seconds that a transfer counts for which work can hide
 OVERLAP = 0.9  # the share of the work beside which such transfers run
 CANDIDATES = 6  # layouts of least cost that are simulated,
 SIMULATED = 9_000  # as long as they have so many equations in all
 TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
 MOST_TRIED = 48  # and layouts
-NEAR = 1.1  # times the seconds that were expected: constraints are tried on a large step that takes more
+NEAR = 1.2  # times the seconds that were expected: other layouts of a large step are tried only if it takes more
+OTHERS = 8  # candidates of such a step that are returned with what is expected of them
+WHOLE = 3  # simulations of a whole step of which few layers were simulated
 MESHES = 3  # on which that is done
 
 
@@ -107,9 +110,18 @@ class LayoutSearch:
         found: dict[bytes, Candidate] = {}
         for hidden in HIDDEN:
             chosen = within(model, hidden, self.memory)
-            if chosen is not None:
-                found[chosen.ways.tobytes()] = Candidate(model, chosen.ways, estimated(model, chosen.ways))
+            if chosen is None:
+                break
+            one = Candidate(model, chosen.ways, estimated(model, chosen.ways))
+            found[chosen.ways.tobytes()] = one
+            if self.is_large and one.seconds <= 1.01 * chosen.cost:  # what can be hidden is less than the work
+                break
         return list(found.values())
+
+    @property
+    def is_large(self) -> bool:
+        """Whether only few layouts of the step can be simulated."""
+        return 3 * self.equations > SIMULATED
 
     def of_all(self, of_short: Sequence[T]) -> list[T]:
         """What all arguments of the step have, from what those in the graph have."""
@@ -130,13 +142,29 @@ class LayoutSearch:
         return found
 
     def simulated(
-        self, given: Sequence[TensorSharding], machine: Topology, name: str, specs: Mapping[Var, PartitionSpec]
+        self, given: Sequence[TensorSharding], machine: Topology, name: str, specs: Specs, whole: bool = False
     ) -> FoundLayout:
-        """A layout of arguments, with constraints or without, simulated once."""
+        """A layout of arguments, with constraints or without, simulated once: the whole step, or with few layers."""
         key = (*given, frozenset(specs.items()))
         if key not in self.made:
-            self.made[key] = self.step.laid_out(given, machine, name, specs, self.memory, self.mode, self.short)
+            short = None if whole else self.short
+            taken = (
+                None
+                if short is None
+                else partial(short.taken, [s.to_named() for s in given], machine, specs, self.mode)
+            )
+            everywhere = specs if self.short is None else self.short.everywhere(specs)
+            self.made[key] = self.step.laid_out(given, machine, name, everywhere, self.memory, self.mode, taken)
         return self.made[key]
+
+    def estimated(self, one: Candidate) -> None:
+        """Add a candidate with the seconds and bytes that are expected of it."""
+        given, machine = self.inputs(one), self.machine(one.model.mesh.shape)
+        work = sum(float(s[w]) for s, w in zip(one.model.compute, one.ways, strict=True))
+        held = int(sum(float(b[w]) for b, w in zip(one.model.nbytes, one.ways, strict=True)))
+        expected = partial(Expected, "estimated", one.seconds, work, one.seconds - work, held)
+        name, rest = _name(self.step, given), (self.memory, self.mode, expected)
+        self.made.setdefault((*given, frozenset()), self.step.laid_out(given, machine, name, {}, *rest))
 
 
 def equations(program: Program) -> int:
@@ -150,7 +178,7 @@ def estimated(model: LayoutModel, ways: np.ndarray) -> float:
     moved = dict.fromkeys((False, True), 0.0)
     for e in model.edges:
         moved[e.hidden] += min(float(e.seconds[ways[e.maker], ways[e.reader]]), IMPOSSIBLE)
-    return work + moved[False] + max(HIDDEN[-1] * moved[True], moved[True] - OVERLAP * work)
+    return work + moved[False] + max(HIDDEN[0] * moved[True], moved[True] - OVERLAP * work)
 
 
 def within(model: LayoutModel, hidden: float, memory: float) -> Chosen | None:
@@ -257,10 +285,7 @@ def find_layout(
         candidates += search.on(sizes)
     _simulate_all(search, sorted(candidates, key=lambda one: one.seconds), wanted[0])
     _climb(search)
-    found = _ranked(search)
-    while found[0].extrapolated:
-        assert found[0].simulation
-        found = _ranked(search)
+    found = _with_whole(search)
     if not found[0].fits:
         least = min(found, key=lambda one: one.peak_bytes_per_device)
         raise NoLayoutFits(
@@ -281,8 +306,31 @@ def _ranked(search: LayoutSearch) -> list[FoundLayout]:
     return sorted(found.values(), key=lambda one: (not one.fits, one.seconds))
 
 
+def _with_whole(search: LayoutSearch) -> list[FoundLayout]:
+    """Those layouts, ranked after the whole step was simulated in the first; as far as it takes another time than was
+    expected, so will the others."""
+    found = _ranked(search)
+    for n in range(WHOLE):
+        first = found[0]
+        if first.kind == "simulated":
+            break
+        expected = first.seconds
+        ratio = first.simulation.seconds / expected if expected else 1.0
+        if n == 0:
+            _correct(search.made.values(), ratio)
+        found = _ranked(search)
+    return found
+
+
+def _correct(found: Iterable[FoundLayout], ratio: float) -> None:
+    for one in found:
+        if one.kind != "simulated" and isinstance(one.measured, Expected):
+            one.measured.corrected(ratio)
+
+
 def _simulate_all(search: LayoutSearch, candidates: Sequence[Candidate], sizes: Mapping[str, int]) -> None:
-    """Simulate the layout of least cost, those that are usually written, and then others as far as there is time."""
+    """Simulate the layout of least cost. If a large step takes as long as was expected, that is it; otherwise those
+    that are usually written, and then others as far as there is time."""
     tried = set[tuple[TensorSharding, ...]]()
     for n, one in enumerate(candidates):
         fits = any(found.fits for found in search.made.values())
@@ -291,20 +339,25 @@ def _simulate_all(search: LayoutSearch, candidates: Sequence[Candidate], sizes: 
         given = search.inputs(one)
         if given not in tried:
             tried.add(given)
-            _simulate(search, one, given)
+            first = _simulate(search, one, given, whole=n == 0 and search.is_large)
+            if n == 0 and search.is_large and first.fits and first.seconds <= NEAR * one.seconds:
+                for other in candidates[1:OTHERS]:
+                    search.estimated(other)
+                _correct(search.made.values(), first.seconds / one.seconds)
+                return
         if n == 0:
             _simulate_usual(search, sizes)
     if not candidates:
         _simulate_usual(search, sizes)
 
 
-def _simulate(search: LayoutSearch, one: Candidate, given: Sequence[TensorSharding]) -> None:
+def _simulate(search: LayoutSearch, one: Candidate, given: Sequence[TensorSharding], whole: bool) -> FoundLayout:
     """Simulate a candidate: by its arguments alone, and with its constraints."""
     machine = search.machine(one.model.mesh.shape)
-    plain = search.simulated(given, machine, _name(search.step, given), {})
-    few = (len(search.made) + 2) * search.equations > SIMULATED  # can be simulated
-    if plain.seconds > one.seconds * (NEAR if few else 1.0) or not plain.fits:
+    plain = search.simulated(given, machine, _name(search.step, given), {}, whole)
+    if plain.seconds > one.seconds * (NEAR if search.is_large else 1.0) or not plain.fits:
         search.simulated(given, machine, f"{_name(search.step, given)}, constraints", search.specs(one))
+    return plain
 
 
 def _climb(search: LayoutSearch) -> None:

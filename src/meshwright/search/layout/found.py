@@ -16,8 +16,8 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.search.explained import LayoutParts, WhatIf, compare_chart, shown_time
 from meshwright.search.layout.code import code_of
+from meshwright.search.layout.expected import Expected
 from meshwright.search.layout.explain import compared, explained, mesh_text, what_ifs
-from meshwright.search.layout.extrapolated import Extrapolated
 from meshwright.search.layout.written import WrittenConstraint
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.spec import PartitionSpec
@@ -45,7 +45,7 @@ class FoundLayout:
     mesh: Mesh
     in_shardings: Any
     out_shardings: Any
-    measured: Simulation | Extrapolated = field(repr=False)
+    measured: Simulation | Expected = field(repr=False)
     memory: float
     name: str
     constraints: tuple[Constraint | WrittenConstraint, ...] = ()
@@ -57,17 +57,19 @@ class FoundLayout:
     @property
     def simulation(self) -> Simulation:
         """The simulation of the step; of one with many equal layers, it may take place now."""
-        return self.measured.simulation if isinstance(self.measured, Extrapolated) else self.measured
+        return self.measured.simulation if isinstance(self.measured, Expected) else self.measured
 
     @property
-    def extrapolated(self) -> bool:
-        """Whether seconds and bytes were found with few of the step's equal layers, and follow for the others."""
-        return isinstance(self.measured, Extrapolated) and not self.measured.is_simulated
+    def kind(self) -> str:
+        """Where its seconds and bytes are from: "simulated", "extrapolated" from the step with few of its equal layers,
+        or "estimated" by the costs from which layouts are chosen."""
+        expected = self.measured if isinstance(self.measured, Expected) and not self.measured.is_simulated else None
+        return "simulated" if expected is None else expected.kind
 
     @property
-    def figures(self) -> Simulation | Extrapolated:
-        """What is known of its seconds and bytes: simulated, or as it follows from fewer layers."""
-        return self.measured if self.extrapolated else self.simulation
+    def figures(self) -> Simulation | Expected:
+        """What is known of its seconds and bytes."""
+        return self.simulation if self.kind == "simulated" else self.measured
 
     @property
     def seconds(self) -> float:
@@ -131,7 +133,7 @@ class FoundLayouts(Charted):
                 shown_time(one.figures.compute_seconds, one.seconds),
                 shown_time(one.figures.exposed_seconds, one.seconds),
                 size_text(one.peak_bytes_per_device),
-                ", ".join(["extrapolated"] * one.extrapolated + ["does not fit"] * (not one.fits)),
+                ", ".join([one.kind] * (one.kind != "simulated") + ["does not fit"] * (not one.fits)),
             )
             for one in self.found
         ]

@@ -8,7 +8,7 @@ simulated in the layout that is best.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from meshwright.core import tree
@@ -16,8 +16,8 @@ from meshwright.core.program import Eqn, Var
 from meshwright.hardware.topology import Topology
 from meshwright.partition.alternatives import Cheapest
 from meshwright.search.layout.evaluate import Evaluated, constrained, evaluated
-from meshwright.search.layout.extrapolated import Extrapolated
-from meshwright.sharding.named import NamedSharding
+from meshwright.search.layout.expected import Expected, extrapolated
+from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import Simulation
 from meshwright.transform.layers import EqualLayers, find_layers
@@ -36,6 +36,7 @@ class ShortStep:
 
     def __init__(self, step: Step, few: EqualLayers, more: EqualLayers) -> None:
         self.step, self.few, self.more = step, few, more
+        self.known: dict[tuple[float, int], Simulation] = {}  # with few layers, of what takes the same with one more
 
     @property
     def equations(self) -> int:
@@ -60,12 +61,22 @@ class ShortStep:
             found.update(_like(eqn, other, specs))
         return found
 
+    def expected(
+        self, given: Sequence[TensorSharding], topology: Topology, specs: Specs, mode: str
+    ) -> Callable[[Callable[[], Simulation]], Expected]:
+        """What a layout takes, given what simulates the whole step."""
+        return partial(self.taken, [s.to_named() for s in given], topology, specs, mode)
+
     def taken(self, named: Sequence[NamedSharding], topology: Topology, specs: Specs, mode: str,
-              whole: Callable[[], Simulation]) -> Extrapolated:  # fmt: skip
+              whole: Callable[[], Simulation]) -> Expected:  # fmt: skip
         """What a layout takes."""
-        few = self._evaluated(self.few, named, topology, specs, mode, None)
-        more = self._evaluated(self.more, named, topology, specs, mode, few.cheapest)
-        return Extrapolated(few.simulation, more.simulation, self.more.removed, whole)
+        found = self._evaluated(self.more, named, topology, specs, mode, None)
+        more = found.simulation
+        key = more.seconds, more.peak_bytes_per_device
+        if key not in self.known:
+            few = self._evaluated(self.few, named, topology, specs, mode, found.cheapest).simulation
+            self.known[key] = few
+        return extrapolated(self.known[key], more, self.more.removed, whole)
 
     def _evaluated(self, short: EqualLayers, named: Sequence[NamedSharding], topology: Topology, specs: Specs,
                    mode: str, like: Cheapest | None) -> Evaluated:  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
 from meshwright.compile.compiled import Compiled
@@ -19,14 +19,12 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.hardware.topology import Topology
 from meshwright.search.layout.evaluate import constrained, evaluated, simplified
+from meshwright.search.layout.expected import Expected
 from meshwright.search.layout.found import Constraint, FoundLayout
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.simulation import Simulation
-
-if TYPE_CHECKING:
-    from meshwright.search.layout.shortened import ShortStep
 
 
 class Step:
@@ -152,13 +150,12 @@ class Step:
 
     def laid_out(
         self, given: Sequence[TensorSharding], topology: Topology, name: str, specs: Mapping[Var, PartitionSpec],
-        memory: float, mode: str, short: ShortStep | None = None,
+        memory: float, mode: str, expected: Callable[[Callable[[], Simulation]], Expected] | None = None,
     ) -> FoundLayout:  # fmt: skip
-        """A layout, simulated: the whole step, or as it follows from a short one."""
+        """A layout: simulated, or what is ``expected`` of it beside what simulates it."""
         named = [s.to_named() for s in given]
         asked = self.results(named)
-        everywhere = dict(specs) if short is None else short.everywhere(specs)
-        program = constrained(self.program, everywhere)
+        program = constrained(self.program, specs)
         mesh = named[0].mesh
         assert isinstance(mesh, Mesh)
 
@@ -170,13 +167,13 @@ class Step:
             mesh,
             tree.unflatten(self.in_tree, named)[0],
             tree.unflatten(self.out_tree, asked),
-            whole() if short is None else short.taken(named, topology, specs, mode, whole),
+            whole() if expected is None else expected(whole),
             memory,
             name,
-            tuple(_listed(self.program, everywhere)),
+            tuple(_listed(self.program, specs)),
             self,
             program,
-            everywhere,
+            dict(specs),
         )
 
     def compiled(self, layout: FoundLayout) -> Compiled:
