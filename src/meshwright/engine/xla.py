@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshwright.core.facts import Structure
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
@@ -164,7 +165,7 @@ def _laid_out(program: Program, placed: bool) -> tuple[MeshAxes, AbstractMesh | 
     """The mesh axes that a program runs over, and the shardings of its arguments and results: those of its shard_map if
     it was ``placed`` on a mesh, replicated ones if its user wrote a shard_map, none without."""
     types = [*program.in_types, *program.out_types]
-    params = next((eqn.params for eqn in program.eqns if eqn.op.name == "shard_map"), None)
+    params = next((eqn.params for eqn in program.eqns if eqn.op.structure is Structure.DEVICE), None)
     if params is None:
         return (("device", 1),), None, [None] * len(types)
     on = AbstractMesh.of_parts(params["mesh"])
