@@ -4,12 +4,16 @@ import json
 import os
 import pathlib
 import random
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import fields
+from functools import partial
 
 import pytest
 
 from meshwright import dist, hardware
 from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.search.bounds import StepBounds
+from meshwright.search.transformer_plan import dtypes_of
 from meshwright.simulate.pipelines import peak_activations
 
 ROWS = json.loads((pathlib.Path(__file__).parents[1] / "device" / "distir_mlp_table.json").read_text())
@@ -63,7 +67,8 @@ def test_without_communication_a_pipeline_takes_as_long_as_its_schedule(schedule
 
 def test_a_search_covers_the_grid_and_sorts_it():
     topology = hardware.Topology("h100", 16)
-    some = {"microbatches": [4], "zero": (0, 1)}
+    some = {"microbatches": [4], "zero": [0], "recompute": ["none"], "schedules": ["1f1b"], "prune": False}
+    some["sequence_parallel"] = [False]
     found = dist.grid_search(dist.GPT(layers=8, dim=1024, heads=16), topology, batch=64, **some)
     degrees = {(e.strategy.data, e.strategy.tensor, e.strategy.pipeline) for e in found.estimates}
     assert degrees == {
@@ -72,6 +77,7 @@ def test_a_search_covers_the_grid_and_sorts_it():
         for h in (1, 2, 4, 8, 16)
         if 16 % (d * h) == 0 and 16 // d // h <= 8
     }
+    assert len(found) == found.considered == found.simulated
     fitting = [e.seconds for e in found.estimates if e.fits]
     assert fitting == sorted(fitting)
     assert found.best is not None
@@ -93,18 +99,94 @@ def test_memory_falls_with_zero_and_recomputation_and_time_rises():
     assert again.seconds > kept.seconds
 
 
-def test_a_search_is_resumed_from_its_file_and_runs_on_any_executor(tmp_path):
-    topology, gpt = hardware.Topology("h100", 8), dist.GPT(layers=4, dim=256, heads=8)
+class Turns:
+    """A pool of one's own: functions run here, one after the other, by `map` alone."""
+
+    def map(self, function, given):
+        return [function(one) for one in given]
+
+
+class Later:
+    """A pool of one's own: what is submitted runs when its result is asked for."""
+
+    def submit(self, function, *given):
+        later = Later()
+        later.result = partial(function, *given)
+        return later
+
+
+SOME = {"microbatches": [1, 4], "zero": [0, 2], "recompute": ["full"], "tensor": [1], "schedules": ["1f1b"]}
+
+
+@pytest.mark.parametrize("prune", [True, False])
+def test_a_search_is_resumed_from_its_file(prune, tmp_path):
+    topology, gpt = hardware.Topology("h100", 4), dist.GPT(layers=4, dim=256, heads=8)
     path = tmp_path / "found.csv"
-    some = {"microbatches": [1, 4], "zero": (0, 2)}
+    some = {**SOME, "prune": prune, "workers": 1, "path": path}
     seen: list[tuple[int, int]] = []
-    first = dist.grid_search(gpt, topology, 32, path=path, progress=lambda n, of: seen.append((n, of)), **some)
-    assert seen[-1] == (len(first), len(first))
-    again = dist.grid_search(gpt, topology, 32, path=path, progress=lambda n, of: pytest.fail("computed again"), **some)
-    assert set(again.estimates) == set(first.estimates)
-    with ThreadPoolExecutor(2) as executor:
-        spread = dist.grid_search(gpt, topology, 32, executor=executor, **some)
-    assert set(spread.estimates) == set(first.estimates)
+    first = dist.grid_search(gpt, topology, 32, progress=lambda n, of: seen.append((n, of)), **some)
+    assert seen[-1][1] == first.considered
+    written = path.read_text()
+    again = dist.grid_search(gpt, topology, 32, **some)
+    assert again == first
+    assert path.read_text() == written  # nothing is made again, nor ruled out again by what took long
+    other = dist.grid_search(gpt, topology, 16, **some)
+    assert other == dist.grid_search(gpt, topology, 16, **{**some, "path": None})
+    assert path.read_text().startswith(written)
+    assert dist.grid_search(gpt, topology, 32, **some) == first
+
+
+@pytest.mark.parametrize("pool", [partial(ThreadPoolExecutor, 2), partial(ProcessPoolExecutor, 2), Turns, Later])
+def test_a_search_runs_on_any_executor(pool):
+    topology, gpt = hardware.Topology("h100", 4), dist.GPT(layers=4, dim=256, heads=8)
+    executor = pool()
+    for prune in (True, False):
+        some = {**SOME, "prune": prune, "zero": [0]}
+        here = dist.grid_search(gpt, topology, 32, **some)
+        assert dist.grid_search(gpt, topology, 32, executor=executor, **some) == here
+    if hasattr(executor, "shutdown"):
+        executor.shutdown()
+
+
+def test_what_is_no_executor_is_refused():
+    with pytest.raises(MeshwrightError) as error:
+        dist.grid_search(dist.MLP(8, 64, 64), hardware.Topology("h100", 4), 64, executor=4)
+    assert str(error.value).splitlines()[0] == "executor of a search is 4."
+    assert str(error.value).splitlines()[-2:] == [
+        "  why:  it is an executor, with a method submit or map",
+        "  fix:  executor=concurrent.futures.ThreadPoolExecutor()",
+    ]
+
+
+def test_what_is_found_is_a_sequence_and_is_told_as_it_comes():
+    better: list[dist.Estimate] = []
+    found = dist.grid_search(dist.MLP(8, 512, 64), hardware.Topology("h100", 4), 64, better=better.append, top=3)
+    assert list(found) == [found[n] for n in range(len(found))]
+    assert found[:2] == found.estimates[:2]
+    assert better[-1].seconds == found.best.seconds
+    assert [e.seconds for e in better] == sorted((e.seconds for e in better), reverse=True)
+
+
+def test_without_a_pipeline_gradients_are_accumulated():
+    """A GPT of 76B on 1,024 A100s, eight to a node: two microbatches are faster than one, and take half the memory."""
+    shape = hardware.TransformerShape(60, 10240, 40960, 80, 128, 51200, gated=False, tied=True)
+    some = {"recompute": ["full"], "sequence_parallel": [False], "tensor": [8], "zero": [3], "pipeline": [1]}
+    found = dist.grid_search(shape, hardware.Topology("a100", 1024), 1792, sequence=2048, flash=False, **some)
+    times = {e.strategy.microbatches: e for e in found}
+    assert times.keys() == {1, 2, 7, 14}
+    assert found.best == times[2]
+    assert found.best.seconds < 0.95 * times[1].seconds
+    assert found.best.peak_bytes_per_device < 0.6 * times[1].peak_bytes_per_device
+
+
+def test_a_model_that_fits_nowhere_gives_what_needs_the_least_memory():
+    some = {"memory_bytes": 1e6, "tensor": [1], "zero": [0, 3], "recompute": ["full"]}
+    found = dist.grid_search(dist.GPT(4, 1024, 8), hardware.Topology("h100", 2), 4, top=3, **some)
+    every = dist.grid_search(dist.GPT(4, 1024, 8), hardware.Topology("h100", 2), 4, prune=False, **some)
+    assert found.best is None
+    assert len(found) == 3
+    least = min(e.peak_bytes_per_device for e in every)
+    assert min(e.peak_bytes_per_device for e in found) <= 1.1 * least
 
 
 def test_a_hundred_thousand_devices_are_as_quick_as_a_few():
@@ -132,15 +214,94 @@ def test_estimates_of_another_model_or_machine_in_the_file_are_not_taken(tmp_pat
         assert dist.grid_search(model, topology, 64, **options) == fresh
 
 
-@pytest.mark.parametrize("model", [dist.MLP(16, 8192, 64), dist.GPT(layers=24, dim=2048, heads=16)])
-def test_what_is_pruned_is_neither_best_nor_on_the_front(model):
+def kept(every: dist.SearchResult, top: int) -> list[dist.Estimate]:
+    """What a pruned search promises, from one that is not: the fastest, and the front up to twice the best's time."""
+    fitting = dist.SearchResult(tuple(e for e in every if e.fits))
+    front = [e for e in fitting.pareto if e.seconds <= 2 * every.best.seconds] if every.best is not None else []
+    return [e for e in fitting if e in fitting[:top] or e in front]
+
+
+def test_what_is_pruned_is_neither_among_the_fastest_nor_on_the_front():
     topology, options = hardware.Topology("h100", 16), {"batch": 64, "memory_bytes": 2e10}
-    every, some = (dist.grid_search(model, topology, prune=prune, **options) for prune in (False, True))
-    fitting = dist.SearchResult(tuple(e for e in every.estimates if e.fits))
+    every, some = (dist.grid_search(dist.MLP(8, 8192, 64), topology, prune=p, **options) for p in (False, True))
     assert some.best == every.best
-    assert some.pareto == fitting.pareto
-    assert set(some.estimates) < set(fitting.estimates)
-    assert len(some) < 0.75 * len(fitting)
+    assert list(some) == kept(every, 10)
+    assert some.simulated < 0.7 * sum(e.fits for e in every)
+
+
+GPT_LIKE = {"layers": 4, "width": 256, "hidden": 1024, "heads": 4, "head_dim": 64, "vocab": 2000}
+SHAPES = {
+    "dense": ({}, {"memory_bytes": 1e8}),
+    "grouped": ({"kv_heads": 2, "gated": True, "layers": 6}, {"mode": "calibrated", "sequence": 512}),
+    "experts": ({"experts": 4, "experts_per_token": 2}, {"microbatch": [1, 2], "recompute": ["none", "full"]}),
+    "scores": ({"tied": True, "gated": False}, {"flash": False, "sequence": 256, "zero": [0, 1, 3]}),
+    "long": ({"layers": 2}, {"sequence": 16384, "recompute": ["full"], "zero": [1, 2]}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("chips", [4, 6, 8])
+def test_what_is_pruned_of_a_transformer_is_neither_among_the_fastest_nor_on_the_front(name, chips):
+    sizes, some = SHAPES[name]
+    shape, machine = hardware.TransformerShape(**{**GPT_LIKE, **sizes}), hardware.Topology("h100", chips)
+    every = dist.grid_search(shape, machine, 4 * chips, prune=False, **some)
+    assert list(dist.grid_search(shape, machine, 4 * chips, top=5, **some)) == kept(every, 5)
+
+
+def bounds_and_estimates(seed: int, count: int):
+    """Random transformers, machines and strategies: bounds on each, and what is simulated."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        heads, dim, experts = draw.choice([4, 8, 12]), draw.choice([32, 64, 128]), draw.choice([1, 1, 1, 4])
+        shape = hardware.TransformerShape(
+            draw.choice([4, 6, 10, 14]), heads * dim, draw.choice([2, 4]) * heads * dim, heads, dim,
+            draw.choice([500, 32000, 50257]), kv_heads=draw.choice([None, 2, 4]), gated=draw.random() < 0.5,
+            tied=draw.random() < 0.5, experts=experts, experts_per_token=min(2, experts),
+        )  # fmt: skip
+        chips, sequence = draw.choice([2, 4, 6, 8, 16, 24]), draw.choice([64, 512, 1024, 8192])
+        machine = hardware.Topology(draw.choice(["h100", "a100"]), chips)
+        costs = dist.OnTopology(machine, mode=draw.choice(["exact", "calibrated"]), overlap=draw.random() < 0.8)
+        batch, (item, state) = chips * draw.choice([1, 2, 4, 12]), draw.choice([(2, 12), (4, 8), (2, 0)])
+        kinds = draw.choice([None, None, ["offload", "attention"]])
+        options = {"sequence": sequence, "flash": draw.random() < 0.7, "recompute": kinds}
+        if draw.random() < 0.4:
+            options["context"] = [1, 2]
+        possible = list(dist.strategies(shape, chips, batch, **options))
+        strategy = draw.choice(possible)
+        bounds = StepBounds((shape, sequence), batch, costs, dtypes_of(item, state))
+        sizes = {"sequence": sequence, "itemsize": item, "state_bytes": state}
+        yield bounds.of(strategy), bounds.closer(strategy), dist.estimate(shape, strategy, batch, costs, **sizes)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
+def test_no_strategy_takes_less_time_or_memory_than_its_bounds(seed):
+    for least, closer, found in bounds_and_estimates(seed, 40 if seed else 4):
+        assert least.seconds <= found.seconds * (1 + 1e-9), found.strategy
+        assert closer <= found.seconds * (1 + 1e-9), found.strategy
+        assert least.nbytes <= found.peak_bytes_per_device, found.strategy
+
+
+def test_every_size_of_a_microbatch_that_divides_is_tried():
+    found = {(s.data, s.microbatches) for s in dist.strategies(dist.GPT(8, 256, 4), 4, 48, pipeline=[1], tensor=[1, 2])}
+    assert found == {(4, k) for k in (1, 2, 3, 4, 6, 12)} | {(2, k) for k in (1, 2, 3, 4, 6, 8, 12, 24)}
+    sizes = {s.microbatches for s in dist.strategies(dist.GPT(8, 256, 4), 4, 48, pipeline=[1], microbatch=[3, 5])}
+    assert sizes == {4, 8, 16}
+
+
+def test_context_is_for_long_sequences_and_experts_for_those_that_have_some():
+    dense = hardware.TransformerShape(**GPT_LIKE)
+    mixture = hardware.TransformerShape(**{**GPT_LIKE, "experts": 4, "experts_per_token": 2})
+    assert {(s.context, s.expert) for s in dist.strategies(dense, 8, 8)} == {(1, 1)}
+    assert {s.context for s in dist.strategies(dense, 8, 8, sequence=16384)} == {1, 2, 4}
+    assert {s.expert for s in dist.strategies(mixture, 8, 8)} == {1, 2, 4}
+    for s in dist.strategies(dense, 8, 8):
+        assert s == dist.Strategy(**{f.name: getattr(s, f.name) for f in fields(s)})  # checks find nothing wrong
+
+
+def test_stages_may_have_a_layer_less_at_either_end():
+    shape = hardware.TransformerShape(**{**GPT_LIKE, "layers": 6})
+    assert {s.pipeline * s.chunks for s in dist.strategies(shape, 8, 64, schedules=["1f1b", "interleaved"])} >= {2, 4}
 
 
 # Files
@@ -149,17 +310,17 @@ def test_what_is_pruned_is_neither_best_nor_on_the_front(model):
 @pytest.mark.parametrize("name", ["found.csv", "found.json"])
 def test_a_search_that_was_stopped_goes_on_where_it_was(name, tmp_path):
     path, topology, mlp = tmp_path / name, hardware.Topology("h100", 8), dist.MLP(8, 512, 64)
-    whole = dist.grid_search(mlp, topology, 64)
+    whole = dist.grid_search(mlp, topology, 64, prune=False)
 
     def stop(done: int, count: int) -> None:
         if done == 100:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        dist.grid_search(mlp, topology, 64, path=path, progress=stop)
+        dist.grid_search(mlp, topology, 64, prune=False, path=path, progress=stop)
     path.write_text(path.read_text()[:-7])  # the machine went down in the midst of a line
     counts: list[int] = []
-    again = dist.grid_search(mlp, topology, 64, path=path, progress=lambda done, count: counts.append(count))
+    again = dist.grid_search(mlp, topology, 64, prune=False, path=path, progress=lambda _, of: counts.append(of))
     assert again == whole
     assert counts[0] == len(whole) - 99
 
@@ -167,7 +328,7 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(name, tmp_path):
 @pytest.mark.parametrize("name", ["found.csv", "found.json"])
 def test_a_damaged_line_is_told_and_estimated_again(name, tmp_path):
     path, topology, mlp = tmp_path / name, hardware.Topology("h100", 4), dist.MLP(8, 512, 64)
-    whole = dist.grid_search(mlp, topology, 64, path=path)
+    whole = dist.grid_search(mlp, topology, 64, prune=False, path=path)
     written = path.read_bytes()
     lines = written.split(b"\n")[:-1]
     first = name == "found.csv"
@@ -181,25 +342,27 @@ def test_a_damaged_line_is_told_and_estimated_again(name, tmp_path):
         path.write_bytes(b"".join(line + b"\n" for line in [*lines[:number], damaged, *lines[number + 1 :]]))
         counts: list[int] = []
         with pytest.warns(UserWarning) as told:
-            again = dist.grid_search(mlp, topology, 64, path=path, progress=lambda n, of, to=counts: to.append(of))
+            told_of = partial(lambda to, n, of: to.append(of), counts)
+            again = dist.grid_search(mlp, topology, 64, prune=False, path=path, progress=told_of)
         assert [str(w.message) for w in told] == [f"line {number + 1} of {path} is damaged, and estimated again"]
         assert told[0].filename == __file__
         assert (again, counts) == (whole, [1])
         assert path.read_bytes().split(b"\n")[:-2] == kept
     path.write_bytes(written)
-    dist.grid_search(mlp, topology, 64, path=path, progress=lambda n, of: pytest.fail("computed again"))
+    dist.grid_search(mlp, topology, 64, prune=False, path=path, progress=lambda n, of: pytest.fail("computed again"))
 
 
 def test_a_file_whose_first_line_or_last_newline_is_gone_is_still_one_of_estimates(tmp_path):
     path, topology, mlp = tmp_path / "found.csv", hardware.Topology("h100", 4), dist.MLP(8, 512, 64)
-    whole = dist.grid_search(mlp, topology, 64, path=path)
+    whole = dist.grid_search(mlp, topology, 64, prune=False, path=path)
     written = path.read_text()
     path.write_text("x" + written)
     with pytest.warns(UserWarning, match=f"line 1 of {path} is damaged"):
-        assert dist.grid_search(mlp, topology, 64, path=path) == whole
+        assert dist.grid_search(mlp, topology, 64, prune=False, path=path) == whole
     assert path.read_text() == written
     path.write_text(written[:-1])
-    assert dist.grid_search(mlp, topology, 64, path=path, progress=lambda n, of: pytest.fail("again")) == whole
+    known = dist.grid_search(mlp, topology, 64, prune=False, path=path, progress=lambda n, of: pytest.fail("again"))
+    assert known == whole
     assert path.read_text() == written
 
 

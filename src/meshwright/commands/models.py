@@ -7,12 +7,14 @@ import inspect
 import os
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 from meshwright.api.grad import value_and_grad
 from meshwright.arrays.tracing import eval_shape
+from meshwright.commands.programs import SHAPES, SIZES, read_shape
 from meshwright.commands.user_code import kind_of, load, running
 from meshwright.core.program import Program
 from meshwright.errors import MeshwrightError, TextError
@@ -24,34 +26,34 @@ from meshwright.search.traced import Traced, traced
 from meshwright.search.unrolled import MLP
 from meshwright.sharding.text_sdy import read_integer
 
-# Layers, width and heads of the published models.
-GPT2 = {
-    "gpt2": (12, 768, 12),
-    "gpt2-medium": (24, 1024, 16),
-    "gpt2-large": (36, 1280, 20),
-    "gpt2-xl": (48, 1600, 25),
-}
-NAMED = ", ".join(GPT2)
+NAMED = ", ".join(SHAPES)
 _TRACED_BATCH = 8  # how many samples a step is traced with does not matter
 _PARTS = ("init", "make_batch")
 
 
-def read_model(text: str, batch: int) -> MLP | GPT:
+def read_model(text: str, batch: int) -> MLP | GPT | TransformerShape:
     """A model by its name or its sizes.
 
     >>> read_model("mlp:16x8192", 64), read_model("gpt2", 64).parameters
     (MLP(layers=16, dim=8192, batch=64), 123532032)
+    >>> read_model("llama3-70b", 64).layers
+    80
     """
-    if text in GPT2:
-        return GPT(*GPT2[text])
+    if text in SHAPES:
+        shape = SHAPES[text]
+        return GPT(shape.layers, shape.width, shape.heads) if text.startswith("gpt2") else shape
+    if "=" in text:
+        return read_shape(text, "--model")
     match = re.fullmatch(r"(mlp|gpt):([0-9]+(?:x[0-9]+)*)", text, re.ASCII)
     sizes = [read_integer(size) for size in match[2].split("x")] if match else []
     wanted = {"mlp": 2, "gpt": 3}.get(match[1], 0) if match else 0
     if not sizes or len(sizes) != wanted or not all(sizes):
+        meant = get_close_matches(text, SHAPES, 1)
         raise TextError(
             f"{text!r} is not a model.",
-            why=f"a model is mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS with sizes from 1, or one of {NAMED}",
-            fix="--model mlp:16x8192",
+            why="a model is mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS with sizes from 1, the sizes of a transformer "
+            f"({SIZES}), or one of {NAMED}",
+            fix=f"--model {meant[0] if meant else 'mlp:16x8192'}",
         )
     numbers = [size for size in sizes if size is not None]
     return MLP(numbers[0], numbers[1], batch) if wanted == 2 else GPT(*numbers)

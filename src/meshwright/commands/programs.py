@@ -37,7 +37,7 @@ def describe_program(parser: argparse.ArgumentParser) -> None:
         f"returns a program, {CALL}; or a file with a program's text, - for stdin",
     )
     parser.add_argument("--args", metavar="TYPES", help="types of the function's arguments: 'bf16[64,128] f32[128]'")
-    sizes = f"{_SIZES}; also kv_heads=8,gated=0,tied=1"
+    sizes = f"{SIZES}; also kv_heads=8,gated=0,tied=1; or one of {', '.join(SHAPES)}"
     parser.add_argument("--transformer", metavar="SIZES", help=f"a step of a transformer instead of PROGRAM: {sizes}")
     parser.add_argument("--strategy", metavar="SIZES",
                         help="of the transformer: data=8,tensor=4,pipeline=2,fsdp=1,sequence_parallel=1,microbatches=8,"
@@ -115,12 +115,34 @@ _FUNCTIONS = {"args": "they are of a function", "mesh": "--strategy says how it 
 _TRANSFORMERS = dict.fromkeys(
     ("strategy", "batch", "sequence", "context", "dtype", "cache_dtype"), "it is of a --transformer"
 )
-_SIZES = "layers=32,width=4096,hidden=11008,heads=32,head_dim=128,vocab=32000"
+SIZES = "layers=32,width=4096,hidden=11008,heads=32,head_dim=128,vocab=32000"
+# Published models, by the sizes in their papers.
+SHAPES = {
+    "gpt2": TransformerShape(12, 768, 3072, 12, 64, 50257, gated=False, tied=True),
+    "gpt2-medium": TransformerShape(24, 1024, 4096, 16, 64, 50257, gated=False, tied=True),
+    "gpt2-large": TransformerShape(36, 1280, 5120, 20, 64, 50257, gated=False, tied=True),
+    "gpt2-xl": TransformerShape(48, 1600, 6400, 25, 64, 50257, gated=False, tied=True),
+    "gpt3-175b": TransformerShape(96, 12288, 49152, 96, 128, 50257, gated=False, tied=True),
+    "llama3-8b": TransformerShape(32, 4096, 14336, 32, 128, 128256, kv_heads=8),
+    "llama3-70b": TransformerShape(80, 8192, 28672, 64, 128, 128256, kv_heads=8),
+    "llama3-405b": TransformerShape(126, 16384, 53248, 128, 128, 128256, kv_heads=8),
+    "mixtral-8x7b": TransformerShape(32, 4096, 14336, 32, 128, 32000, kv_heads=8, experts=8, experts_per_token=2),
+}
+
+
+def read_shape(text: str, option: str = "--transformer") -> TransformerShape:
+    """The transformer that a name or sizes say.
+
+    >>> read_shape("llama3-70b").parameters
+    70553706496
+    """
+    found: TransformerShape = SHAPES.get(text) or _fields(TransformerShape, text, option, SIZES)
+    return found
 
 
 def _transformer(args: argparse.Namespace, hardware: Any, options: dict[str, Any]) -> Simulation:
     """The step of the transformer asked for: of training, or of decoding."""
-    shape = _fields(TransformerShape, args.transformer, "--transformer", _SIZES)
+    shape = read_shape(args.transformer)
     try:
         strategy = _fields(Strategy, args.strategy if args.strategy is not None else "data=1", "--strategy", "data=8")
     except HardwareError as error:

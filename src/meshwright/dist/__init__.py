@@ -39,8 +39,9 @@ from meshwright.device.resolve import check, resolve
 from meshwright.simulate.pipelines import SCHEDULES, Schedule
 from meshwright.simulate.pipelines import PipelineTask as Task
 from meshwright.search.explained_strategies import explain_search
+from meshwright.search.result import SearchResult
 from meshwright.search.serving import ServingLayout, ServingResult, serving_search
-from meshwright.search.strategies import SearchResult, estimate, grid_search, strategies
+from meshwright.search.strategies import estimate, grid_search, strategies
 from meshwright.simulate.devices.simulate import simulate
 from meshwright.simulate.devices.simulation import DeviceSimulation as Simulation
 from meshwright.simulate.devices.steady import steady_state

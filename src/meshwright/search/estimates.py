@@ -1,6 +1,7 @@
 """Files of estimates: a search adds to them as it goes, and a later one goes on from there.
 
 A line is a strategy and what it costs, with the ``case`` it is of (model, machine and batch) and a checksum of both.
+Where ``fits`` is "least", seconds and bytes are bounds that ruled the strategy out.
 CSV, or JSON by line where the name ends in .json or .jsonl. A line that is damaged, or cut off, is told and left out.
 """
 
@@ -20,12 +21,13 @@ from zlib import crc32
 from meshwright.core.files import check_size, write_whole
 from meshwright.core.source import here, user_source
 from meshwright.errors import MeshwrightError, ShapeError
-from meshwright.search.strategy import Estimate
+from meshwright.search.strategy import Estimate, Least
 from meshwright.simulate.transformer.strategy import Strategy
 
 _STRATEGY = [f.name for f in fields(Strategy)]
 _NUMBERS = [f.name for f in fields(Estimate) if f.name != "strategy"]
 _COLUMNS = [*_STRATEGY, *_NUMBERS, "case"]
+_LEAST = "least"
 _HEADER = ",".join([*_COLUMNS, "crc32"])
 _JSON_LINE = re.compile(r'(\{.*), "crc32": "([0-9a-f]{8})"\}')
 _CSV_LINE = re.compile(r"(.*),([0-9a-f]{8})")
@@ -38,6 +40,7 @@ class EstimateFile:
         self.path, self.case = os.fspath(path), case
         self.is_json = self.path.endswith((".json", ".jsonl"))
         self.known: dict[Strategy, Estimate] = {}
+        self.least: dict[Strategy, Least] = {}
         try:
             if os.path.exists(self.path):
                 self._read()
@@ -72,7 +75,10 @@ class EstimateFile:
         for row in rows:
             if row and row["case"] == self.case:
                 estimate = _estimate(row)
-                self.known[estimate.strategy] = estimate
+                if row["fits"] == _LEAST:
+                    self.least[estimate.strategy] = Least(estimate.seconds, estimate.peak_bytes_per_device)
+                else:
+                    self.known[estimate.strategy] = estimate
         damaged = [n for n, row in enumerate(rows, 1) if row is None]
         if damaged:
             self._tell(damaged)
@@ -103,7 +109,15 @@ class EstimateFile:
 
     def add(self, estimate: Estimate) -> None:
         """Write one more."""
-        row = {**asdict(estimate.strategy), **{name: getattr(estimate, name) for name in _NUMBERS}, "case": self.case}
+        self._write(estimate.strategy, {name: getattr(estimate, name) for name in _NUMBERS})
+
+    def rule_out(self, strategy: Strategy, least: Least) -> None:
+        """Write that a strategy takes no less than that."""
+        numbers = {"seconds": least.seconds, "peak_bytes_per_device": least.nbytes, "fits": _LEAST}
+        self._write(strategy, {name: numbers.get(name, 0.0) for name in _NUMBERS})
+
+    def _write(self, strategy: Strategy, numbers: Mapping[str, Any]) -> None:
+        row = {**asdict(strategy), **numbers, "case": self.case}
         if self.is_json:
             body = json.dumps(row).removesuffix("}")
             self.file.write(f'{body}, "crc32": "{_checksum(body)}"}}\n')

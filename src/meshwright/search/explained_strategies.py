@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.core.source import here
 from meshwright.errors import HardwareError, ShapeError
 from meshwright.hardware.topology import Topology
+from meshwright.search.bounds import machine_of
 from meshwright.search.explained import (
     LayoutParts,
     WhatIf,
@@ -18,8 +19,8 @@ from meshwright.search.explained import (
     table_of,
     what_if_lines,
 )
-from meshwright.search.strategies import SearchResult
-from meshwright.search.transformer_plan import fits_on, machine_of, transformer_of
+from meshwright.search.result import SearchResult
+from meshwright.search.transformer_plan import fits_on, transformer_of
 from meshwright.simulate.transformer import StepSimulation, train
 from meshwright.simulate.transformer.strategy import Strategy
 

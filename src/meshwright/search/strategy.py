@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from meshwright.errors import ShapeError
 from meshwright.simulate.transformer.strategy import Strategy
@@ -31,6 +31,13 @@ class Estimate:
     samples_per_s: float
     bubble_fraction: float
     fits: bool
+
+
+class Least(NamedTuple):
+    """Bounds from below on the seconds of a step, and on the bytes of the device that needs most."""
+
+    seconds: float
+    nbytes: int
 
 
 def facts_of(found: Estimate) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
 from meshwright.errors import ShapeError
-from meshwright.hardware.machines import for_mesh
-from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
+from meshwright.search.bounds import bounds_for, machine_of
 from meshwright.search.layered import GPT
+from meshwright.search.strategy import Least
 from meshwright.simulate.devices.on_topology import OnTopology
 from meshwright.simulate.transformer.program import splits
 from meshwright.simulate.transformer.step import StepTotals, step_totals
@@ -47,11 +48,6 @@ def dtypes_of(itemsize: int | None, state_bytes: int | None) -> StepDtypes:
     return StepDtypes(_PARAMETERS[itemsize or 2], found.master, found.moments)
 
 
-def machine_of(topology: Topology, strategy: Strategy) -> Topology:
-    """The machine itself if the strategy takes all of it, else one with as many of its chips."""
-    return topology if strategy.devices == topology.size else for_mesh(topology.chip, strategy.mesh)
-
-
 def fits_on(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> bool:
     """Whether a strategy's degrees divide a model and a batch."""
     return not any(one.size % one.parts for one in splits(shape, strategy, batch, sequence))
@@ -76,6 +72,7 @@ class TransformerPlan:
             )
         self.shape, self.sequence = model
         self.strategy, self.batch, self.dtypes = strategy, batch, dtypes
+        self.costs = costs
         self.topology = machine_of(costs.topology, strategy)
         self.mode, self.overlap = costs.mode, "loops" if costs.overlap else "none"
 
@@ -88,6 +85,11 @@ class TransformerPlan:
 
     def peak_bytes(self) -> int:
         return self.totals.peak_bytes
+
+    def bounds(self) -> Iterator[Least]:
+        """A bound that is had before a step is put together."""
+        quick = bounds_for((self.shape, self.sequence), self.batch, self.costs, self.dtypes)
+        yield Least(quick.closer(self.strategy), quick.nbytes(self.strategy))
 
     def least_seconds(self) -> float:
         """A bound on the time: the work of the device that has most, without a wait."""

@@ -170,8 +170,8 @@ def _whole(
     use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=block.flash)
     step = StepRegions(shape, strategy, batch, sequence, dtypes)
     optimizer = sum(times * _compute(on.block(one)) for one, times in updates(step, shape.layers, True, True))
-    kinds = _state_bytes(step, shape.layers, True, True)
-    kinds["activations"] = _residual_bytes(step, shape.layers, True, True)
+    kinds = state_bytes(step, shape.layers, True, True)
+    kinds["activations"] = residual_bytes(step, shape.layers, True, True)
     kinds = _up_to(kinds, use.peak_bytes)
     return StepSimulation(
         schedule.seconds, schedule.events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block,
@@ -223,7 +223,7 @@ def _tables(found: Mapping[str, Any], first: bool, last: bool, tied: bool) -> di
     return {name: one for name, one in found.items() if name in names}
 
 
-def _state_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> dict[str, int]:
+def state_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> dict[str, int]:
     """What a device holds of parameters, the optimizer's state and gradients, with so many layers."""
     tied = step.shape.tied
     held = [nbytes(_tables(one, first, last, tied)) for one in step.state(layers)]
@@ -234,7 +234,7 @@ def _state_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> dic
     }
 
 
-def _residual_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> int:
+def residual_bytes(step: StepRegions, layers: int, first: bool, last: bool) -> int:
     """What a microbatch leaves behind on a stage until its backward."""
     found = 0 if step.strategy.on_host else layers * nbytes(step.layer.residuals)
     found += nbytes(step.embed.residuals) if first else 0
@@ -399,8 +399,8 @@ class _Stages:
             stages = self.mine(device)
             first, last = 0 in stages, self.stages - 1 in stages
             which = sum(self.layers[n] for n in stages), first, last
-            kinds = dict(held.get(which) or held.setdefault(which, _state_bytes(step, *which)))
-            kept = sum(_residual_bytes(step, self.layers[n], *self.ends(n)) for n in stages)
+            kinds = dict(held.get(which) or held.setdefault(which, state_bytes(step, *which)))
+            kept = sum(residual_bytes(step, self.layers[n], *self.ends(n)) for n in stages)
             kinds["activations"] = alive[device] * kept // s.chunks
             inputs = sum(self.layers[n] for n in stages) * nbytes(step.layer.residuals)
             there = max(there, alive[device] * inputs // s.chunks if s.on_host else 0)
