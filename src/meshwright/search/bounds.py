@@ -138,7 +138,7 @@ class StepBounds:
             size = rows * self.sequence // context * shape.width * 2
             kinds = ("all_gather", "reduce_scatter") if sequence_parallel else ("all_reduce",)
             sums = 2 * sum(collective_cost(k, size, self.topology(mesh), ("tensor",), self.mode).seconds for k in kinds)
-        again = recompute in ("full", "offload")
+        again = recompute not in ("none", "attention", "matmuls")
         waited = forward + sums
         backward = max((2 + again) * forward, waited, (1 + again) * sums)
         return _LayerTimes(forward + sums, backward, waited, head)
