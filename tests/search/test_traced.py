@@ -165,3 +165,17 @@ def test_what_is_no_training_step_is_refused():
         "  why:  the first result without dims is the loss, and there is none\n"
         "  fix:  return loss, new_params"
     )
+
+
+def test_a_step_of_one_sample_has_a_batch():
+    def step(w, x):
+        value, gradient = mw.value_and_grad(lambda w: mnp.mean(mnp.tanh(x @ w) ** 2))(w)
+        return value, w - 0.1 * gradient
+
+    shape = lambda *dims: mw.ShapeDtypeStruct(dims, "float32")
+    machine = dist.OnTopology(mw.hardware.Topology("h100", 4))
+    one, several = (
+        dist.estimate(dist.traced(step, shape(512, 512), shape(rows, 512)), dist.Strategy(data=4), 64, machine)
+        for rows in (1, 16)
+    )
+    assert one == several

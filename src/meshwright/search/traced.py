@@ -35,6 +35,8 @@ from meshwright.transform.layers import equal_layers
 from meshwright.transform.simplify import cse, dce
 from meshwright.transform.stack import inline_calls
 
+SEVERAL = 8  # samples that a step is traced with, if it is given one
+
 
 class _Read(NamedTuple):
     """The step on one device as it was traced: its tasks, their values, and which dims of these are the batch."""
@@ -238,8 +240,10 @@ def traced(step: Callable[..., Any] | Program, params: Any, batch: Any) -> Trace
             t = leaf_type(x)
             return ShapeDtypeStruct((rows, *t.shape[1:]), t.dtype)
 
-        return Traced(make_program(step)(params, tree.map(resized, batch)), numbers, name)
+        return Traced(make_program(step)(params, tree.map(resized, batch)), numbers, name, at)
 
+    if any(leaf_type(x).shape[:1] == (1,) for x in tree.leaves(batch)):
+        return at(SEVERAL)  # of one sample it does not show which dims are the batch
     return Traced(make_program(step)(params, batch), numbers, name, at)
 
 
