@@ -31,6 +31,7 @@ from meshwright.simulate.transformer.step_program import StepDtypes, StepRegions
 from meshwright.simulate.transformer.strategy import Strategy
 
 PASSES = 8  # how often the logits are read or written for the loss and its gradient, at least
+CERTAIN = 0.9  # of the bytes counted: of some small models a little less is held at the peak
 COPIES = 2.5  # of the logits that are there at once, at least: as products have them, in float32, their gradient
 
 
@@ -61,7 +62,7 @@ class StepBounds:
 
     def of(self, s: Strategy) -> Least:
         """The least of a strategy."""
-        return Least(self.seconds(s), self.nbytes(s))
+        return Least(self.seconds(s), int(CERTAIN * self.nbytes(s)))
 
     # Time
 
