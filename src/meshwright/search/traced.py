@@ -14,9 +14,7 @@ from typing import Any, NamedTuple
 
 from meshwright.arrays.tracing import ShapeDtypeStruct, leaf_type, make_program
 from meshwright.core import tree
-from meshwright.core.facts import Structure
 from meshwright.core.program import Program, Var
-from meshwright.core.source import here
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.hardware.machines import machine_for
 from meshwright.partition.cost import DEFAULT_CHIP
@@ -24,6 +22,7 @@ from meshwright.propagate.own_regions import own_regions
 from meshwright.propagate.project import shapes_of
 from meshwright.search.batch_dims import BatchDims, leading, splits
 from meshwright.search.layout.graph import LayoutGraph, LayoutStep, read_graph
+from meshwright.search.layout.step import check_for_one_device
 from meshwright.search.layout.ways import split_rule
 from meshwright.search.step_units import UnitReader, is_product
 from meshwright.search.traced_on import StepOnMachine, on_machine
@@ -81,7 +80,7 @@ class Traced:
     ) -> None:
         whole = cse(dce(own_regions(inline_calls(program, shard_maps=False))))
         self._take(whole, tuple(batch), name)
-        _check_structure(whole)
+        check_for_one_device(whole, "a search looks for the mesh", "mw.simulate of the step")
         short = equal_layers(whole)
         if short is not None:
             number = {n: k for k, n in enumerate(short.inputs)}
@@ -270,20 +269,6 @@ def _donated(program: Program, batch: Sequence[int]) -> tuple[bool, ...]:
     made = [(a.type.shape, a.type.dtype) for a in program.outputs]
     anew = bool(mine) and any(made[n : n + len(mine)] == mine for n in range(len(made) - len(mine) + 1))
     return tuple(anew and n not in batch for n in range(len(program.inputs)))
-
-
-def _check_structure(program: Program) -> None:
-    """Refuse a step that is written for a mesh."""
-    for eqn in program.eqns:
-        if eqn.op.structure is Structure.DEVICE:
-            raise MeshwrightError(
-                "The step has a shard_map.",
-                where=eqn.source.show() if eqn.source else here(),
-                why="it is written for one device of a mesh, and a search looks for the mesh",
-                fix="the same computation without shard_map, or mw.simulate of the step on the mesh that it names",
-            )
-        for _, region in eqn.regions():
-            _check_structure(region)
 
 
 def _why_whole(step: LayoutStep | None) -> str:

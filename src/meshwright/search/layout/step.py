@@ -47,7 +47,7 @@ class Step:
         traced = trace_flat(function, self.in_tree, self.types)
         self.out_tree = traced.out_tree
         self.program = simplified(traced.closed, self.out_tree)
-        _check_structure(self.program)
+        check_for_one_device(self.program, "find_layout is to choose the mesh", "mw.jit(f, in_shardings=…)")
         self.names = _names(function, self.args)
         self.argument = [n for n, arg in enumerate(self.args) for _ in tree.leaves(arg)]
         self.batch = self._batch(batch_args)
@@ -233,15 +233,15 @@ def _listed(program: Program, specs: Mapping[Var, PartitionSpec]) -> Iterator[Co
                 yield Constraint(eqn.source, var.type, specs[var])
 
 
-def _check_structure(program: Program) -> None:
-    """Refuse a step that is written for a mesh."""
+def check_for_one_device(program: Program, looks: str, instead: str) -> None:
+    """Refuse a step that is written for a mesh: whoever looks for one, and what to write instead."""
     for eqn in program.eqns:
         if eqn.op.structure is Structure.DEVICE:
             raise MeshwrightError(
                 "The step has a shard_map.",
                 where=eqn.source.show() if eqn.source else here(),
-                why="it is written for one device of a mesh, and find_layout is to choose the mesh",
-                fix="the same computation without shard_map, or mw.jit(f, in_shardings=…) on the mesh that it names",
+                why=f"it is written for one device of a mesh, and {looks}",
+                fix=f"the same computation without shard_map, or {instead} on the mesh that it names",
             )
         for _, region in eqn.regions():
-            _check_structure(region)
+            check_for_one_device(region, looks, instead)
