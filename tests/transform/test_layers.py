@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import meshwright as mw
@@ -112,6 +112,7 @@ def test_layers_in_a_dict_of_names() -> None:
     count=st.integers(9, 14),
     kept=st.integers(4, 6),
 )
+@example(ops=["product", "product", "product", "scale", "scale"], count=9, kept=4)
 def test_fewer_layers_of_random_blocks(ops: list[str], count: int, kept: int) -> None:
     def block(p: Any, x: Any) -> Any:
         kept_x = x

@@ -23,6 +23,7 @@ from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 
 FEWEST = 5  # periods, below which a run is not looked at
 PERIODS = 24  # that are tried
+WIDEST = 64  # equations, that are compared to find periods
 EDGE = 2  # layers at the ends of a model that may differ
 BASES = 3  # runs from which layers are counted that are tried
 
@@ -389,11 +390,17 @@ def _longest(numbers: np.ndarray) -> Run | None:
 
 
 def _periods(numbers: np.ndarray) -> Sequence[int]:
-    """After how many equations the same comes again, most often."""
-    last: dict[int, int] = {}
+    """After how many equations the same ones come again, most often, by windows of several lengths: a layer that has
+    each of its ops twice does not repeat by any one of them."""
     gaps = Counter[int]()
-    for n, number in enumerate(numbers.tolist()):
-        if number in last:
-            gaps[n - last[number]] += 1
-        last[number] = n
+    window, numbered = 1, numbers
+    while window <= WIDEST and len(numbered) > window:
+        last: dict[int, int] = {}
+        for n, number in enumerate(numbered.tolist()):
+            if number in last:
+                gaps[n - last[number]] += 1
+            last[number] = n
+        pairs = np.stack([numbered[:-window], numbered[window:]], axis=1)
+        numbered = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+        window *= 2
     return [gap for gap, _ in gaps.most_common(PERIODS)]
