@@ -1,0 +1,155 @@
+"""What is simulated of a step: layouts of least cost, those that are usually written, and what is better than these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+
+from meshwright.core import tree
+from meshwright.search.layout.found import FoundLayout
+from meshwright.search.layout.searching import SIMULATED, Candidate, LayoutSearch, correct, split_name
+from meshwright.search.layout.usual import Layouts, split_batch, usual_layouts
+from meshwright.search.layout.ways import blocks, layouts_of
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import TensorSharding
+
+CANDIDATES = 6  # layouts of least cost that are simulated
+NEAR = 1.2  # times the seconds that were expected: other layouts of a large step are tried only if it takes more
+OTHERS = 8  # candidates of such a step that are returned with what is expected of them
+USUAL = 6_000  # equations of usual layouts that are simulated,
+MOST_USUAL = 24  # and layouts,
+FAR = 2.0  # times the seconds of the best: a usual layout that is estimated to take more is not
+TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
+MOST_TRIED = 48  # and layouts
+ORDERED = 16  # tries, for fewer of which it does not pay to estimate them first
+MESHES = 3  # on which that is done
+
+
+def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes: Sequence[Mapping[str, int]]) -> None:
+    """Simulate the layout of least cost. If a large step takes as long as was expected, that is it; otherwise those
+    that are usually written, and others as far as there is time."""
+    tried = set[tuple[TensorSharding, ...]]()
+    for n, one in enumerate(candidates):
+        fits = any(found.fits for found in search.made.values())
+        if fits and (len(tried) >= CANDIDATES or (len(search.made) + 1) * search.equations > SIMULATED):
+            break
+        given = search.inputs(one)
+        if given not in tried:
+            tried.add(given)
+            first = _simulate(search, one, given, whole=n == 0 and search.is_large)
+            if n == 0 and search.is_large and first.fits and first.seconds <= NEAR * one.seconds:
+                for other in candidates[1:OTHERS]:
+                    search.estimated(other)
+                correct(search.made.values(), first.seconds / one.seconds)
+                return
+        if n == 0:
+            _simulate_split_batch(search, meshes[0])
+    if not candidates:
+        _simulate_split_batch(search, meshes[0])
+    if not search.is_large:
+        _simulate_usual(search, meshes)
+
+
+def _simulate(search: LayoutSearch, one: Candidate, given: Sequence[TensorSharding], whole: bool) -> FoundLayout:
+    """Simulate a candidate: by its arguments alone, and with its constraints."""
+    machine = search.machine(one.model.mesh.shape)
+    plain = search.simulated(given, machine, split_name(search.step, given), {}, whole)
+    if plain.seconds > one.seconds * (NEAR if search.is_large else 1.0) or not plain.fits:
+        search.simulated(given, machine, f"{split_name(search.step, given)}, constraints", search.specs(one))
+    return plain
+
+
+def _simulate_split_batch(search: LayoutSearch, sizes: Mapping[str, int]) -> None:
+    """Simulate a batch in parts, with parameters whole, unless these do not fit, and in parts."""
+    for name, split in (("batch", False), ("batch, parameters", True)):
+        given = split_batch(search, sizes, split)
+        held = sum(t.nbytes / blocks(s) for t, s in zip(search.step.types, given, strict=True))
+        if held <= search.memory or split:
+            search.simulated(given, search.machine(sizes), name, {})
+
+
+def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> None:
+    """Simulate other layouts that are usually written, unless they are estimated to be far from the best."""
+    most = min(MOST_USUAL, USUAL // max(1, search.equations))
+    best = min(found.seconds for found in search.made.values())
+    for usual in usual_layouts(search, meshes)[:most] if most else ():
+        if usual.seconds <= FAR * best:
+            found = search.simulated(usual.given, search.machine(usual.sizes), usual.name, {})
+            best = min(best, found.seconds)
+
+
+def climb(search: LayoutSearch) -> None:
+    """Change the shardings of few arguments at a time while that is better: of the best layouts on a few meshes, in
+    turn, as far as a step is small enough to be simulated often."""
+    tries = min(MOST_TRIED, TRIED // max(1, search.equations))
+    most = len(search.made) + tries
+    first: dict[Mesh, FoundLayout] = {}
+    for one in sorted(search.made.values(), key=_rank):
+        if not one.constraints:
+            first.setdefault(one.mesh, one)
+    changes = Changes(search, ordered=tries >= ORDERED)
+    climbing = [_climbed(search, best, changes) for best in list(first.values())[:MESHES]]
+    while climbing and len(search.made) < most:
+        climbing = [one for one in climbing if next(one, None) is not None]
+
+
+def _climbed(search: LayoutSearch, best: FoundLayout, changes: Changes) -> Iterator[FoundLayout]:
+    """Layouts that are simulated on the way from one to the best from which no change is better."""
+    machine = search.machine(best.mesh.shape)
+    improved = True
+    while improved:
+        improved = False
+        for tried in changes.of(best):
+            known = len(search.made)
+            found = search.simulated(tried, machine, split_name(search.step, tried), {})
+            if len(search.made) > known:
+                yield found
+            if _rank(found) < (_rank(best)[0], _rank(best)[1] * (1 - 1e-9)):
+                best, improved = found, True
+                break
+
+
+def _rank(one: FoundLayout) -> tuple[bool, float]:
+    """What is better is less: seconds of what fits, and bytes of what does not."""
+    return not one.fits, one.seconds if one.fits else one.peak_bytes_per_device
+
+
+class Changes:
+    """The layouts that differ from one in the shardings of few arguments; if they are to be ordered, those first that
+    are estimated to be the fastest."""
+
+    def __init__(self, search: LayoutSearch, ordered: bool) -> None:
+        self.search, self.ordered = search, ordered
+        self.together = _changed_together(search)
+        self.known: dict[Layouts, float] = {}
+
+    def of(self, one: FoundLayout) -> list[Layouts]:
+        types = self.search.step.types
+        given = [s.to_tensor_sharding(t.ndim) for s, t in zip(tree.leaves(one.in_shardings), types, strict=True)]
+        found = {
+            tuple(other if n in numbers else s for n, s in enumerate(given)): None
+            for numbers in self.together
+            for other in layouts_of(types[numbers[0]], one.mesh)
+            if other != given[numbers[0]]
+        }
+        return sorted(found, key=self.seconds) if self.ordered else list(found)
+
+    def seconds(self, given: Layouts) -> float:
+        if given not in self.known:
+            one = self.search.restricted(given[0].mesh.shape, lambda n, s: s == given[n])
+            self.known[given] = inf if one is None else one.seconds
+        return self.known[given]
+
+
+def _changed_together(search: LayoutSearch) -> list[list[int]]:
+    """The arguments whose shardings are changed together: those of equal ones in equal layers, the largest first, and
+    the arrays of a batch that have one shape."""
+    roles: dict[int, list[int]] = {}
+    for n, value in enumerate(search.of_all(search.graph.inputs)):
+        assert value.step is not None and value.step.group is not None
+        roles.setdefault(value.step.group.role, []).append(n)
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for n in sorted(search.step.batch):
+        shapes.setdefault(search.step.types[n].shape, []).append(n)
+    found = [*roles.values(), *(numbers for numbers in shapes.values() if len(numbers) > 1)]
+    return sorted(found, key=lambda numbers: -sum(search.step.types[n].nbytes for n in numbers))
