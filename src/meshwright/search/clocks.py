@@ -33,7 +33,7 @@ def overlapped(
         length = cost[first + 1] + (cost[first + 2] if whole else 0.0)
         return TaskTime(length, length + (hops[1][stage - 1] if stage else 0.0))
 
-    return schedule_of(name, devices, microbatches, chunks).play(time)[0]
+    return schedule_of(name, devices, microbatches, chunks).ends(time)
 
 
 @lru_cache(maxsize=1024)

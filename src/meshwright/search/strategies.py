@@ -22,6 +22,7 @@ from meshwright.search.result import SearchResult, promised
 from meshwright.search.space import SearchSpace
 from meshwright.search.strategy import Costs, Estimate, Least
 from meshwright.search.traced import Traced
+from meshwright.search.traced_bounds import TracedBounds
 from meshwright.search.traced_plan import TracedPlan
 from meshwright.search.transformer_plan import TransformerPlan, dtypes_of, transformer_of
 from meshwright.search.unrolled import MLP
@@ -115,7 +116,8 @@ class _Planner:
         """Strategies with bounds on what they take; those whose mesh does not lie on the machine are left out."""
         sizes = transformer_of(self.model, self.sequence)
         if sizes is None or not isinstance(self.costs, OnTopology):
-            return [BoundedStrategy(s, *known.get(s, Least(0.0, 0)), (s.data, s.tensor)) for s in wanted]
+            least_of = self.traced_bounds(wanted)
+            return [BoundedStrategy(s, *(known.get(s) or least_of(s)), self.shared(s)) for s in wanted]
         bounds = bounds_for(sizes, self.batch, self.costs, dtypes_of(self.itemsize, self.state_bytes))
         found = []
         for s in wanted:
@@ -126,6 +128,22 @@ class _Planner:
             shared = (s.tensor, s.context, s.expert, s.sequence_parallel, s.recompute, bounds.rows(s))
             found.append(BoundedStrategy(s, *least, shared))
         return found
+
+    def traced_bounds(self, wanted: Sequence[Strategy]) -> Callable[[Strategy], Least]:
+        """Bounds on what strategies of a traced step take; of other models there are none."""
+        model = self.model
+        if not wanted or not isinstance(model, Traced) or not isinstance(self.costs, OnTopology) or not model.separable:
+            return lambda s: Least(0.0, 0)
+        most = max(self.batch // (s.data * s.microbatches) for s in wanted)
+        return TracedBounds(model, self.batch, self.costs, self.state_bytes, most).of
+
+    def shared(self, s: Strategy) -> tuple[int, ...]:
+        """What strategies have alike that share the program of a device."""
+        return (
+            (s.tensor, self.batch // (s.data * s.microbatches))
+            if isinstance(self.model, Traced)
+            else (s.tensor, s.data)
+        )
 
 
 @checked("a search", **_SPACE)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.search.clocks import overlapped
 from meshwright.search.step_units import BACKWARD, FORWARD, SHARED, TAIL, WEIGHTS, StepUnits
-from meshwright.search.strategy import Costs, check_batch
+from meshwright.search.strategy import Costs, Least, check_batch
 from meshwright.search.traced import Traced
 from meshwright.search.traced_on import StepOnMachine
 from meshwright.simulate.devices.on_topology import OnTopology
@@ -92,17 +93,17 @@ class TracedPlan:
 
     # The units, and stages of them
 
-    @property
+    @cached_property
     def on(self) -> StepOnMachine:
         return self.model.on(self.costs, self.rows, self.strategy.tensor, not self.alone)
 
-    @property
+    @cached_property
     def sequence(self) -> UnitSequence:
-        return self._known("sequence", lambda: _sequence(self.on.units, self.on.exposed))
+        return self._known("sequence", lambda: sequence_of(self.on.units, self.on.exposed))
 
-    @property
+    @cached_property
     def sums(self) -> StageSums:
-        return self._known(("sums", self.stages), lambda: _sums(self.sequence, self.stages))
+        return self._known(("sums", self.stages), lambda: sums_of(self.sequence, self.stages))
 
     def _known(self, what: object, make: Callable[[], T]) -> T:
         key = (what, self.costs.key, self.rows, self.strategy.tensor, self.alone)
@@ -117,56 +118,93 @@ class TracedPlan:
 
     # Times
 
+    def bounds(self) -> Iterator[Least]:
+        """A bound that is had before memory is looked at, and the schedule of a pipeline played."""
+        yield Least(self.least_seconds(), 0)
+
     def least_seconds(self) -> float:
-        """A bound on the time: the work of the device that has most, without a wait."""
-        s = self.strategy
-        work = s.microbatches * self.sums.seconds[:, [FORWARD, BACKWARD, WEIGHTS]].sum(1)
-        return float(max(work[self.mine(device)].sum() for device in range(s.pipeline)))
+        """A bound on the time: each device starts when the first microbatch can have come to it, then works without a
+        wait, and those before it go back through their last; then it sums, updates and gathers."""
+        s, sums = self.strategy, self.sums
+        if not self.model.separable or s.pipeline == 1:
+            return self._seconds[0]
+        after = self.of_devices(sums.seconds[:, TAIL]) / (s.data if s.zero else 1)
+        if s.zero < 2 and s.data > 1:
+            summed = self.groups("reduce_scatter" if s.zero else "allreduce", self.of_devices(sums.nbytes["gradients"]))
+            after = np.maximum(after, summed - self.of_devices(sums.seconds[:, [BACKWARD, WEIGHTS]].sum(1)))
+        if s.zero in (1, 2):
+            after = np.maximum(after, self.groups("allgather", self.of_devices(sums.nbytes["parameters"])))
+        return float((self._least_clock() + after + self.of_devices(sums.seconds[:, SHARED])).max())
+
+    def _least_clock(self) -> np.ndarray:
+        """When each device is done with its microbatches, at least."""
+        s, times = self.strategy, self.times
+        work = (s.microbatches - 1) * times[:, :3] + times[:, 3:]
+        forward, backward, weights, *_ = times[: s.pipeline].T  # of the first stage of each device
+        least = np.cumsum(forward) - forward + self.of_devices(work.sum(1))
+        split = s.schedule == "zb-h1"  # weights may come after what others wait for
+        back = backward if split else backward + np.minimum(weights, times[: s.pipeline, 5])
+        before = np.cumsum(back) - back
+        last = least - (self.of_devices(work[:, 2]) if split else 0.0) + before
+        found: np.ndarray = np.maximum(least, np.maximum.accumulate(last[::-1])[::-1] - before)
+        return found
+
+    def of_devices(self, of_stages: np.ndarray) -> np.ndarray:
+        """Sums over the stages of each device."""
+        found: np.ndarray = of_stages.reshape(self.strategy.chunks, self.strategy.pipeline).sum(0)
+        return found
 
     def seconds(self) -> tuple[float, float]:
-        s, sums = self.strategy, self.sums
+        return self._seconds
+
+    @cached_property
+    def _seconds(self) -> tuple[float, float]:
+        s, sums, times = self.strategy, self.sums, self.times
         if not self.model.separable and s.recompute == "none":
             once = float(sums.seconds.sum())
             return once + self.group("allreduce", self.on.units.summed), 0.0
-        times = [self.stage_times(stage) for stage in range(self.stages)]
-        clock: tuple[float, ...]
+        clock: Sequence[float]
         if s.pipeline == 1:
-            clock = (s.microbatches * sum(times[0][:3]) - (sum(times[0][:3]) - sum(times[0][3:])),)
-        else:
-            stride = s.tensor * s.data
-            sent = [
-                self.costs.hop_seconds(float(n) / 1, stride) if stage else 0.0 for stage, n in enumerate(sums.entering)
-            ]
-            hops = (*sent[1:], 0.0), (*sent[1:], 0.0)
-            clock = overlapped(tuple(times), hops, s.schedule, s.pipeline, s.microbatches, s.chunks)
-        ends, busy = [], []
-        for device in range(s.pipeline):
-            mine = self.mine(device)
-            shared = float(sums.seconds[mine, SHARED].sum())
-            end = self.finished(device, clock[device]) + shared
-            ends.append(end)
-            work = sum((s.microbatches - 1) * sum(times[g][:3]) + sum(times[g][3:]) for g in mine)
-            busy.append(work + end - clock[device])
-        total = max(ends)
-        if s.on_host:
-            moved = 2 * s.microbatches * max(float(sums.inputs[self.mine(d)].sum()) for d in range(s.pipeline))
-            total = max(total, moved / self.costs.topology.chip.memory_bytes_per_s("pcie"))
-        return total, max(0.0, 1 - sum(busy) / len(busy) / total) if s.pipeline > 1 else 0.0
+            clock = (float((s.microbatches - 1) * times[0, :3].sum() + times[0, 3:].sum()),)
+            return self._ended(self._ends(clock)), 0.0
+        stride = s.tensor * s.data
+        sent = [self.costs.hop_seconds(float(n), stride) if stage else 0.0 for stage, n in enumerate(sums.entering)]
+        hops = (*sent[1:], 0.0), (*sent[1:], 0.0)
+        clock = overlapped(tuple(map(tuple, times.tolist())), hops, s.schedule, s.pipeline, s.microbatches, s.chunks)
+        ends = self._ends(clock)
+        work = (s.microbatches - 1) * times[:, :3].sum() + times[:, 3:].sum()
+        busy = (work + float(ends.sum()) - sum(clock)) / s.pipeline
+        total = self._ended(ends)
+        return total, max(0.0, 1 - busy / total)
 
-    def stage_times(self, stage: int) -> tuple[float, ...]:
-        """The seconds of a microbatch in a stage: forward, backward, weights; and so of the first, whose gradients are
-        not added to others."""
+    def _ends(self, clock: Sequence[float]) -> np.ndarray:
+        """When each device has updated its parameters, if it is done with microbatches then."""
+        done = [self.finished(device, at) for device, at in enumerate(clock)]
+        found: np.ndarray = np.array(done) + self.of_devices(self.sums.seconds[:, SHARED])
+        return found
+
+    def _ended(self, ends: np.ndarray) -> float:
+        s, total = self.strategy, float(ends.max())
+        if s.on_host:
+            moved = 2 * s.microbatches * float(self.of_devices(self.sums.inputs).max())
+            total = max(total, moved / self.costs.topology.chip.memory_bytes_per_s("pcie"))
+        return total
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """The seconds of a microbatch in each stage: forward, backward, weights; and so of the first, whose gradients
+        are not added to others."""
         s, sums = self.strategy, self.sums
-        forward, backward, weights = (float(sums.seconds[stage, phase]) for phase in (FORWARD, BACKWARD, WEIGHTS))
-        backward += {"matmuls": float(sums.cheap[stage])}.get(s.recompute, forward if s.keeps_inputs else 0.0)
-        gradients, parameters = (float(sums.nbytes[name][stage]) for name in ("gradients", "parameters"))
-        gathered = self.group("allgather", parameters) if s.zero == 3 else 0.0
-        taken = self.group("reduce_scatter", gradients) if s.zero >= 2 else 0.0
-        forward = max(forward, gathered)
-        weights = max(weights, gathered + taken - backward)
+        forward, backward, weights = (sums.seconds[:, phase] for phase in (FORWARD, BACKWARD, WEIGHTS))
+        backward = backward + (sums.cheap if s.recompute == "matmuls" else forward if s.keeps_inputs else 0.0)
+        gradients, parameters = sums.nbytes["gradients"], sums.nbytes["parameters"]
+        gathered = self.groups("allgather", parameters) if s.zero == 3 else 0.0
+        taken = self.groups("reduce_scatter", gradients) if s.zero >= 2 else 0.0
+        forward = np.maximum(forward, gathered)
+        weights = np.maximum(weights, gathered + taken - backward)
         added = gradients / (s.data if s.zero >= 2 else 1)
-        add = self.costs.pointwise_seconds(int(added) // 4, 2, 4) if s.microbatches > 1 and added else 0.0
-        return forward, backward, weights + add, forward, backward, weights
+        add = _each(lambda n: self.costs.pointwise_seconds(int(n) // 4, 2, 4), added) if s.microbatches > 1 else 0.0
+        return np.stack([forward, backward, weights + add, forward, backward, weights], 1)
 
     def finished(self, device: int, clock: float) -> float:
         """When a device has summed the gradients of its units over replicas, and updated their parameters."""
@@ -184,7 +222,7 @@ class TracedPlan:
             return 0.0
 
         def make() -> float:
-            steps = _sequence(on.short, on.exposed)
+            steps = sequence_of(on.short, on.exposed)
             once = float(steps.seconds.sum() - steps.seconds[:, TAIL].sum())
             by_all = self._finished(steps, np.arange(len(steps.starts))[::-1], once, 0)
             return on.summed(self.costs, s.data, s.tensor).seconds - by_all
@@ -215,40 +253,49 @@ class TracedPlan:
         s = self.strategy
         return self.costs.group_seconds(kind, nbytes, s.data, s.tensor) if s.data > 1 and nbytes else 0.0
 
+    def groups(self, kind: str, nbytes: np.ndarray) -> np.ndarray:
+        """A collective over replicas, for each of some."""
+        return _each(lambda n: self.group(kind, n), nbytes)
+
     # Memory
 
     def peak_bytes(self) -> int:
+        return self._peak_bytes
+
+    @cached_property
+    def _peak_bytes(self) -> int:
         """Parameters, gradients, states and the activations in flight, on the device that needs most."""
         s, sums = self.strategy, self.sums
-        flight = peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks)
+        flight = np.array(peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks))
         parts = [s.data if s.zero >= level else 1 for level in (3, 2, 1)]
         beside, most = self.on.summed(self.costs, s.data, s.tensor).beside, float(sums.transient.max())
         real = max(0.0, most + min(0.0, beside)) / most if most else 1.0  # not all of it is there at once
-        worst = 0.0
-        for device in range(s.pipeline):
-            mine = self.mine(device)
-            held = {name: float(array[mine].sum()) for name, array in sums.nbytes.items()}
-            states = held["states"] + held["parameters"] * self.state_bytes / 4
-            gradients = held["gradients"] / parts[1]
-            fixed = held["parameters"] / parts[0] + states / parts[2] + self.on.batch_bytes
-            once = float(sums.transient[mine].max()) * real
-            again = float(sums.again[mine].max())
-            if s.recompute == "matmuls":
-                kept = held["matmuls"]
-            elif s.keeps_inputs:
-                kept = float(sums.inputs[mine].sum()) * (not s.on_host)
-            else:
-                kept, again = held["kept"], 0.0
-            activations = flight[device] * kept / s.chunks + once + again
-            if s.pipeline > 1 or s.microbatches > 1:
-                activations += gradients
-            elif again:  # gradients take the place of activations
-                activations = max(activations, gradients + once)
-            else:
-                peak = kept + float(sums.transient.max()) + beside
-                activations = max(peak - (held["gradients"] - gradients), min(peak, kept))
-            worst = max(worst, fixed + activations)
-        return int(worst)
+        held = {name: self.of_devices(array) for name, array in sums.nbytes.items()}
+        states = held["states"] + held["parameters"] * self.state_bytes / 4
+        gradients = held["gradients"] / parts[1]
+        fixed = held["parameters"] / parts[0] + states / parts[2] + self.on.batch_bytes
+        once, again = (x.reshape(s.chunks, s.pipeline).max(0) for x in (sums.transient * real, sums.again))
+        if s.recompute == "matmuls":
+            kept = held["matmuls"]
+        elif s.keeps_inputs:
+            kept = self.of_devices(sums.inputs) * (not s.on_host)
+        else:
+            kept, again = held["kept"], np.zeros(s.pipeline)
+        activations = flight * kept / s.chunks + once + again
+        if s.pipeline > 1 or s.microbatches > 1:
+            activations += gradients
+        elif again.any():  # gradients take the place of activations
+            activations = np.maximum(activations, gradients + once)
+        else:
+            peak = kept + float(sums.transient.max()) + beside
+            activations = np.maximum(peak - (held["gradients"] - gradients), np.minimum(peak, kept))
+        return int((fixed + activations).max())
+
+
+def _each(seconds: Callable[[float], float], nbytes: np.ndarray) -> np.ndarray:
+    """A function of bytes, once for those that are equal; of none it is nothing."""
+    known = {n: seconds(n) if n else 0.0 for n in set(nbytes.tolist())}
+    return np.array([known[n] for n in nbytes.tolist()])
 
 
 def _in_turn(there: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -258,7 +305,8 @@ def _in_turn(there: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return found
 
 
-def _sequence(units: StepUnits, exposed: float) -> UnitSequence:
+def sequence_of(units: StepUnits, exposed: float) -> UnitSequence:
+    """The units of a step in their order, with the share of collectives between parts that is waited for."""
     order = units.order
     seconds = units.each(units.seconds + exposed * units.talks)
     crossing = units.crossing[order]
@@ -317,7 +365,8 @@ def _filled(ends: list[float], most: float) -> list[int]:
         done = ends[n - 1]
 
 
-def _sums(steps: UnitSequence, stages: int) -> StageSums:
+def sums_of(steps: UnitSequence, stages: int) -> StageSums:
+    """The units of each of so many stages, added up."""
     ends = _cuts(steps, stages)
     cuts = np.array(ends[:-1])
     starts = steps.starts.copy()

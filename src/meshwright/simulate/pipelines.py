@@ -162,6 +162,39 @@ class Schedule:
             clock[device] = max(clock[device], start + length)
         return tuple(clock), {placed: start for (placed, _, _), start in zip(self._links, starts, strict=True)}
 
+    def ends(self, time: Callable[[str, int, int], TaskTime]) -> tuple[float, ...]:
+        """When each device is done with its tasks, as `play` has it: the devices go ahead in turns as far as they can.
+
+        >>> one_f_one_b(2, 2).ends(lambda phase, k, stage: TaskTime(1.0, 1.5))
+        (7.0, 5.5)
+        """
+        devices, last = len(self.orders), len(self.orders) * self.chunks - 1
+        come: dict[tuple[str, int, int], float] = {}  # when what a task waits for has come from another device
+        at, clock = [0] * devices, [0.0] * devices
+        turns = deque(range(devices))
+        while turns:
+            device = turns.popleft()
+            order, now, first = self.orders[device], clock[device], at[device]
+            for n in range(first, len(order)):
+                phase, k, chunk = order[n]
+                stage = chunk * devices + device
+                if (phase == "F" and stage) or (phase == "B" and stage < last):
+                    ready = come.pop((phase, k, stage), None)
+                    if ready is None:
+                        break
+                    now = max(now, ready)
+                seconds, arrives = time(phase, k, stage)
+                if phase != "W":
+                    come[phase, k, stage + (1 if phase == "F" else -1)] = now + arrives
+                now += seconds
+                at[device] = n + 1
+            clock[device] = now
+            if at[device] > first and devices > 1:  # those next to it may wait for what it has done
+                turns += ((device + 1) % devices, (device - 1) % devices)
+        if any(n < len(order) for n, order in zip(at, self.orders, strict=True)):
+            self.in_order()  # which says what waits for what
+        return tuple(clock)
+
     def run(self, seconds: Mapping[str, float] | None = None) -> Timing:
         """When each task runs if every stage takes the same time and nothing else costs any.
 
