@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Callable[[], Any], str, str, str]] = {
     "a name that means nothing": (
         lambda: StepDtypes(colour="red"),  # type: ignore[call-arg]
         "There is no colour of a step's dtypes.",
-        "it has parameters, master, moments, gradients",
+        "it has parameters, master, moments, gradients, gradient_copy",
         "leave out colour='red'",
     ),
     "no number": (

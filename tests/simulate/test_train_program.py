@@ -28,6 +28,7 @@ def step(shape: TransformerShape, strategy: Strategy, dtypes: StepDtypes = WIDE)
     zeros = mw.tree.map(np.zeros_like, params)
     tokens = rng.integers(0, shape.vocab, size=(16, 16)).astype(np.int32)
     state = [params, *([params] if dtypes.master else []), *([zeros, zeros] if dtypes.moments else [])]
+    state += [zeros] if dtypes.gradient_copy else []
     found = mw.jit(lambda *args: run(program, args))(*mw.tree.leaves((state, tokens)))
     return [np.asarray(x) for x in found]
 
@@ -57,8 +58,12 @@ def test_every_strategy_makes_the_same_step(shape: TransformerShape, strategy: S
 
 
 @pytest.mark.parametrize("zero", range(4))
-@pytest.mark.parametrize("dtypes", [StepDtypes("float32"), StepDtypes("float32", None, None)], ids=str)
-def test_optimizers_with_a_copy_of_parameters_and_without_state(zero: int, dtypes: StepDtypes) -> None:
+@pytest.mark.parametrize(
+    "dtypes",
+    [StepDtypes("float32"), StepDtypes("float32", None, None), StepDtypes("float32", gradient_copy="float32")],
+    ids=str,
+)
+def test_optimizers_with_copies_of_parameters_and_gradients_and_without_state(zero: int, dtypes: StepDtypes) -> None:
     for a, b in zip(step(TIED, Strategy(data=2, zero=zero), dtypes), step(TIED, Strategy(), dtypes), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5)
 

@@ -282,6 +282,51 @@ def test_the_timeline_of_a_pipeline_has_what_each_part_of_the_machine_does(sched
             assert step.exposed_seconds == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize("layout", [{}, {"tensor": 4}, {"tensor": 4, "sequence_parallel": True}], ids=str)
+@pytest.mark.parametrize("schedule", [("1f1b", 1), ("interleaved", 2), ("zb-h1", 1)])
+def test_without_overlap_stages_wait_for_what_they_send(schedule: Any, layout: Any) -> None:
+    shape = TransformerShape(layers=8, width=1024, hidden=4096, heads=8, head_dim=128, vocab=1024)
+    strategy = Strategy(pipeline=2, microbatches=4, schedule=schedule[0], chunks=schedule[1], **layout)
+    beside, alone = (transformer.train(shape, "h100", strategy, 16, 2048, overlap=one) for one in ("loops", "none"))
+    assert "pipeline" not in beside.parts
+    assert alone.parts["pipeline"] == pytest.approx(alone.axis_seconds()["pipeline"])
+    assert sum(alone.parts.values()) == pytest.approx(alone.seconds)
+    assert alone.seconds >= beside.seconds + alone.parts["pipeline"] / 2
+    lanes = alone.chart().lanes
+    assert all(bar.start + bar.seconds <= alone.seconds * (1 + 1e-9) for lane in lanes for bar in lane.spans)
+
+
+def test_a_message_is_sent_in_parts_where_that_is_faster() -> None:
+    """Tensor-parallel devices of two nodes have copies: each sends an eighth, gathered within the node."""
+    shape = TransformerShape(layers=8, width=4096, hidden=16384, heads=32, head_dim=128, vocab=1024)
+    seconds = {}
+    for tensor, data in ((1, 8), (8, 1)):
+        strategy = Strategy(data=data, tensor=tensor, pipeline=2, microbatches=4)
+        step = transformer.train(shape, Topology("a100", 16), strategy, 4 * data, 2048, overlap="none")
+        seconds[tensor] = step.axis_seconds()["pipeline"]
+    sent = 2048 * 4096 * 2
+    machine = Topology("a100", 16, mesh={"pipeline": 2, "tensor": 8})
+    parts = hardware.collective_cost("permute", 2 * sent / 8, machine, ("pipeline",), shift=1).seconds
+    parts += hardware.collective_cost("all_gather", sent, machine, ("tensor",)).seconds
+    assert seconds[8] == pytest.approx(4 * parts)
+    assert seconds[8] < seconds[1] / 2
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_copy_of_the_gradients_is_held(pipeline: int, microbatches: int) -> None:
+    shape = TransformerShape(layers=2, width=1024, hidden=4096, heads=8, head_dim=128, vocab=1024)
+    strategy = Strategy(pipeline=pipeline, microbatches=microbatches)
+    kinds = [
+        transformer.StepDtypes(gradients="bfloat16"),
+        transformer.StepDtypes(gradients="bfloat16", gradient_copy="float32"),
+    ]
+    plain, copied = (transformer.train(shape, "h100", strategy, 4, 128, dtypes=one) for one in kinds)
+    more = copied.memory_by_kind["optimizer"] - plain.memory_by_kind["optimizer"]
+    assert 3 * more == plain.memory_by_kind["optimizer"]
+    assert copied.peak_bytes_per_device == pytest.approx(plain.peak_bytes_per_device + more, rel=0.05)
+
+
 @pytest.mark.parametrize(
     "layers, width, vocab",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +20,7 @@ from meshwright.simulate.transformer.strategy import Strategy
 
 SEQUENCE = 2048  # tokens of a sequence where nothing else is said
 _STATES = {
+    16: StepDtypes(gradients="bfloat16", gradient_copy="float32"),
     12: StepDtypes(),
     8: StepDtypes(master=None),
     4: StepDtypes(master=None, moments="bfloat16"),
@@ -41,11 +43,12 @@ def dtypes_of(itemsize: int | None, state_bytes: int | None) -> StepDtypes:
         raise ShapeError(
             f"A transformer has no state of {state} bytes beside parameters of {itemsize or 2}.",
             why="parameters are bfloat16 (2) or float32 (4), and an optimizer has its copy of them and two moments in "
-            "float32 (12), moments in float32 (8) or bfloat16 (4), or nothing (0)",
+            "float32 (12), with a copy of gradients that are added up in bfloat16 (16); moments in float32 (8) or "
+            "bfloat16 (4); or nothing (0)",
             fix="itemsize=2, state_bytes=12",
         )
     found = _STATES[state]
-    return StepDtypes(_PARAMETERS[itemsize or 2], found.master, found.moments)
+    return replace(found, parameters=_PARAMETERS[itemsize or 2])
 
 
 def fits_on(shape: TransformerShape, strategy: Strategy, batch: int, sequence: int) -> bool:

@@ -470,27 +470,48 @@ class _PipelinedStep(_Stages):
         hop, final, split = self.hop_seconds(), s.microbatches - 1, s.schedule == "zb-h1"
 
         def time(phase: str, k: int, stage: int) -> TaskTime:
-            t = times[stage]
+            t, waits = times[stage], self.send_wait if self.is_sent(phase, stage) else 0.0
             if phase == "F":
-                return TaskTime(t.forward, t.forward + hop)
+                return TaskTime(t.forward + waits, t.forward + hop)
             weights = t.last_weights if k == final else t.weights
             if split:
                 length = t.backward if phase == "B" else weights
-                return TaskTime(length, length + hop)
+                return TaskTime(length + waits, length + hop)
             # The stage before waits for its cotangents, not for sums over replicas.
-            return TaskTime(t.backward + weights, t.backward + t.weights + hop)
+            return TaskTime(t.backward + weights + waits, t.backward + t.weights + hop)
 
         self.time_of = time
         return schedule_of(s.schedule, s.pipeline, s.microbatches, s.chunks).play(time)
 
+    def is_sent(self, phase: str, stage: int) -> bool:
+        """Whether another stage waits for what a task makes."""
+        return phase != "W" and not self.ends(stage)[phase == "F"]
+
     def hop_seconds(self) -> float:
-        """A microbatch's activations from one stage to the next."""
+        """A microbatch's activations from one stage to the next.
+
+        Where tensor-parallel devices have copies of them, each may send a part, which the receivers then gather.
+        """
         s, sent = self.strategy, self.step.layer.forward.out_types[0].nbytes
-        ring = tuple((n, (n + 1) % s.pipeline) for n in range(s.pipeline))
+        if s.tensor == 1 or s.sequence_parallel:
+            return self.shift_seconds(sent)
         machine = self.on.machine
+        axes = tuple(axis for axis in machine.axes if axis.split(":")[0] == "tensor")
+        gather = collective_cost("all_gather", sent, machine.topology, axes, machine.mode).seconds
+        return min(self.shift_seconds(sent), self.shift_seconds(sent / s.tensor) + gather)
+
+    def shift_seconds(self, sent: float) -> float:
+        """So many bytes from every stage to the next."""
+        s, machine = self.strategy, self.on.machine
+        ring = tuple((n, (n + 1) % s.pipeline) for n in range(s.pipeline))
         shift = shift_of(ring, (s.pipeline,))
         volume = s.pipeline * sent
         return collective_cost("permute", volume, machine.topology, ("pipeline",), machine.mode, shift=shift).seconds
+
+    @cached_property
+    def send_wait(self) -> float:
+        """What a stage waits for a message that it sends: nothing where transfers run beside work."""
+        return self.hop_seconds() if self.on.scheduler.overlap == "none" else 0.0
 
     def update(self, device: int) -> list[tuple[Program, int]]:
         """The optimizer on a device."""
@@ -513,7 +534,8 @@ class _PipelinedStep(_Stages):
             stages = [self.times[stage] for stage in self.mine(device)]
             each = sum(t.forward + t.backward + t.weights for t in stages)
             last = sum(t.forward + t.backward + t.last_weights for t in stages)
-            found.append(final * each + last + self.updates[device])
+            waits = self.sent(device) * self.send_wait
+            found.append(final * each + last + waits + self.updates[device])
         return found
 
     @cached_property
@@ -538,8 +560,11 @@ class _PipelinedStep(_Stages):
         optimizer = sum(times * _compute(on.block(one)) for one, times in self.update(busiest))
         use, kinds = self.memory()
         executed = sum(_product_flops(self.tasks(device)) for device in range(s.pipeline))
-        parts = _parts(block, total, optimizer, total - self.busy[busiest])
-        block.tasks[:0] = self.sends(busiest)  # which the bubble has: a stage does not wait for what it sends
+        bubble = total - self.busy[busiest]
+        with_sends = self.block([*self.sends(busiest), *block.tasks])
+        # Where a stage does not wait for what it sends, the bubble has it.
+        parts = _parts(with_sends if self.send_wait else block, total, optimizer, bubble)
+        block = with_sends
         return StepSimulation(
             total, events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block, on.machine,
             step.shape, s, self.batch * step.sequence, step.sequence, dtype_name(step.dtypes.parameters),
@@ -579,9 +604,11 @@ class _PipelinedStep(_Stages):
 
     def sends(self, device: int) -> list[Task]:
         """All that a device sends to the stages after its own and before."""
-        ends = [self.ends(stage) for stage in self.mine(device)]
-        count = self.strategy.microbatches * sum(2 - first - last for first, last in ends)
-        return [_as_task(self.block([self.send]), count, "messages")]
+        return [_as_task(self.block([self.send]), self.sent(device), "messages")]
+
+    def sent(self, device: int) -> int:
+        """How many messages a device sends."""
+        return self.strategy.microbatches * sum(self.is_sent(phase, n) for n in self.mine(device) for phase in "FB")
 
     def events(self, device: int, starts: Starts, clock: float, optimizer: Task) -> tuple[Event, ...]:
         """The tasks of a device on the clock, the messages they send, and the optimizer."""
@@ -595,8 +622,10 @@ class _PipelinedStep(_Stages):
         stage = task.chunk * self.strategy.pipeline + device
         time = self.time_of(task.phase, task.microbatch, stage)
         done = _as_task(self.work(task.phase, stage, task.microbatch == self.strategy.microbatches - 1), 1, str(task))
-        found = [Event(replace(done, op=f"stage {task.phase}"), start, time.seconds, rest=1)]
-        if not self.ends(stage)[task.phase == "F"] and task.phase != "W":
+        is_sent = self.is_sent(task.phase, stage)
+        alone = time.seconds - (self.send_wait if is_sent else 0.0)
+        found = [Event(replace(done, op=f"stage {task.phase}"), start, alone, rest=1)]
+        if is_sent:
             sent = replace(self.send, name=f"send {task}")
             found.append(Event(sent, start + time.arrives - sent.cost.seconds, sent.cost.seconds))
         return found

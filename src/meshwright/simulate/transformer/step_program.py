@@ -31,29 +31,40 @@ from meshwright.simulate.transformer.arguments import STEP, computed
 from meshwright.simulate.transformer.strategy import Strategy
 from meshwright.transform.regions.scan import scan as scan_op
 
+_DTYPES = ("parameters", "master", "moments", "gradients", "gradient_copy")
 
-@checked_fields("a step's dtypes", **dict.fromkeys(("parameters", "master", "moments", "gradients"), computed))
+
+@checked_fields("a step's dtypes", **dict.fromkeys(_DTYPES, computed))
 @dataclass(frozen=True)
 class StepDtypes:
     """The dtypes of a train step. The default is everywhere the same: 14 bytes of state for each parameter.
 
     ``master`` is the optimizer's own copy of the parameters, ``moments`` are Adam's two; None leaves them out.
     ``gradients`` are added up in float32 where there are several microbatches, else they are as the parameters.
+    ``gradient_copy`` is the optimizer's own copy of them, which frameworks have that add up in 16 bits.
 
     >>> StepDtypes().state_bytes, StepDtypes(master=None).state_bytes
     (12, 8)
+    >>> StepDtypes(gradients="bfloat16", gradient_copy="float32").state_bytes
+    16
     """
 
     parameters: str = "bfloat16"
     master: str | None = "float32"
     moments: str | None = "float32"
     gradients: str | None = None
+    gradient_copy: str | None = None
+
+    @property
+    def optimizer(self) -> list[str]:
+        """The dtypes of what the optimizer has for each parameter: (copy,) (moment, moment,) (copy of the gradient)."""
+        kinds = (self.master, self.moments, self.moments, self.gradient_copy)
+        return [one for one in kinds if one is not None]
 
     @property
     def state_bytes(self) -> int:
         """Bytes that the optimizer has for each parameter."""
-        sizes = (self.master, self.moments, self.moments)
-        return sum(as_dtype(one).itemsize for one in sizes if one is not None)
+        return sum(as_dtype(one).itemsize for one in self.optimizer)
 
     def summed(self, microbatches: int) -> str:
         """The dtype of gradients."""
@@ -142,10 +153,10 @@ class StepRegions:
         return found
 
     def state(self, layers: int) -> list[dict[str, Any]]:
-        """Parameters, and what the optimizer has: its copy of them, and moments."""
+        """Parameters, and what the optimizer has for each."""
         p, zero = self.dtypes, self.strategy.zero
-        optimizer = [one for one in (p.master, p.moments, p.moments) if one is not None]
-        return [self.tree(layers, p.parameters, zero == 3), *(self.tree(layers, one, zero > 0) for one in optimizer)]
+        own = (self.tree(layers, one, zero > 0) for one in p.optimizer)
+        return [self.tree(layers, p.parameters, zero == 3), *own]
 
     def sums(self, layers: int) -> dict[str, Any]:
         """The types of gradients that microbatches are added up in."""
@@ -213,7 +224,7 @@ class StepRegions:
         return [tree.unflatten(structure, [one[k] for one in found]) for k in range(1 + len(state))]
 
     def adam(self, name: str, p: Any, g: Any, state: Sequence[Any], rate: float = 1e-3) -> list[Any]:
-        """One parameter anew, from its gradient and the optimizer's state: (copy,) moment, moment."""
+        """One parameter anew, from its gradient and the optimizer's state, as `StepDtypes.optimizer` has it."""
         stacked = name.startswith("layers.")
         name = name.removeprefix("layers.")
         axes = model.replicas(name, p.ndim - stacked, self.strategy)
@@ -221,6 +232,10 @@ class StepRegions:
         shared = bool(axes) and dim is not None and self.strategy.zero in (1, 2)
         at = (dim or 0) + stacked
         rest = list(state)
+        copied = []
+        if self.dtypes.gradient_copy is not None:
+            before = rest.pop()  # zeroed and added to: it is held from step to step, and read as often as written
+            copied = [g.astype(before.dtype) + 0.0 * before]
         own = rest.pop(0) if self.dtypes.master is not None else lax.pscatter(p, axes, axis=at) if shared else p
         new, wide, after = own.astype(mnp.float32), g.astype(mnp.float32), []
         if rest:
@@ -233,7 +248,7 @@ class StepRegions:
         if self.dtypes.master is not None:
             after.insert(0, new.astype(own.dtype))
         new = new.astype(p.dtype)
-        return [lax.all_gather_invariant(new, axes, axis=at, tiled=True) if shared else new, *after]
+        return [lax.all_gather_invariant(new, axes, axis=at, tiled=True) if shared else new, *after, *copied]
 
 
 def _loop(body: Program, carry: list[Any], rows: list[Any], reverse: bool = False) -> tuple[Any, list[Any]]:
@@ -295,8 +310,7 @@ def train_program(
     """
     dtypes = dtypes or StepDtypes(parameters=str(as_dtype(dtype)))
     found, _ = step_program(shape, strategy, batch, sequence, dtypes, optimizer)
-    kinds = [one for one in (dtypes.master, dtypes.moments, dtypes.moments) if one is not None]
-    kinds = [dtypes.parameters, *(kinds if optimizer else [])]
+    kinds = [dtypes.parameters, *(dtypes.optimizer if optimizer else [])]
     params = [model.parameters(shape, one, strategy.tensor) for one in kinds]
     layouts = [model.specs(p, strategy, strategy.zero > (0 if k else 2)) for k, p in enumerate(params)]
     results = layouts if optimizer else [model.specs(params[0], strategy, strategy.zero > 0)]
