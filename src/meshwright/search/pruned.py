@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import inf
 from multiprocessing import get_start_method
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +22,7 @@ CHUNK = 16  # strategies that a process is given at once
 AHEAD = 3  # chunks that wait for each process
 MANY = 64  # chunks that are under way on a pool that does not say how many workers it has
 ROUNDING = 1e-9
+ROOM = 0.5  # of memory: what is bounded by no more is likely to fit
 SLOWEST = 2.0  # times the fastest: beyond, the front of time and memory is not looked for
 
 
@@ -129,7 +131,7 @@ def estimates(
 
     Without an executor the first are estimated here, and the others, if it takes long, by ``workers`` processes.
     """
-    todo = deque(sorted(candidates, key=lambda c: c.seconds) if standing is not None else candidates)
+    todo = deque(_by_promise(candidates, standing) if standing is not None else candidates)
     workers = (_cores() if get_start_method() == "fork" else 1) if workers is None else workers
     if executor is not None:
         yield from _by_pool(make, _chunks(todo), standing, executor, AHEAD * getattr(executor, "_max_workers", MANY))
@@ -147,6 +149,19 @@ def estimates(
     if left:
         with ProcessPoolExecutor(min(workers, -(-len(left) // CHUNK))) as pool:
             yield from _by_pool(make, _chunks(left), standing, pool, AHEAD * workers)
+
+
+def _by_promise(candidates: Sequence[BoundedStrategy], standing: Standing) -> list[BoundedStrategy]:
+    """Candidates by their bounds on time, those that are likely to fit first; before all, one that is quickly planned,
+    so that there is an answer soon, and something to rule others out with."""
+    room = inf if standing.memory_bytes is None else ROOM * standing.memory_bytes
+    found = sorted(candidates, key=lambda c: (c.nbytes > room, c.seconds))
+    if found and not standing.fastest:
+        near = [c for c in found if c.seconds <= SLOWEST * found[0].seconds and c.nbytes <= room] or found
+        first = min(near, key=lambda c: (c.strategy.tensor, c.nbytes))
+        found.remove(first)
+        found.insert(0, first)
+    return found
 
 
 def _chunks(candidates: Sequence[BoundedStrategy]) -> Iterator[list[BoundedStrategy]]:

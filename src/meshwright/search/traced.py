@@ -202,6 +202,10 @@ class Traced:
         found: StepOnMachine = self.known[key]
         return found
 
+    def is_read(self, costs: OnTopology, rows: int, tensor: int) -> bool:
+        """Whether what a device does and holds is known."""
+        return ("on", costs.key, rows, tensor, True) in self.known
+
 
 _RESTORED: dict[str, Traced] = {}
 
