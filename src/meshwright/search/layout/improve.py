@@ -15,10 +15,11 @@ from meshwright.sharding.named import TensorSharding
 
 CANDIDATES = 6  # layouts of least cost that are simulated
 NEAR = 1.2  # times the seconds that were expected: other layouts of a large step are tried only if it takes more
+GAP = 1.02  # times the bound, which is not worth looking for
 OTHERS = 8  # candidates of such a step that are returned with what is expected of them
 USUAL = 6_000  # equations of usual layouts that are simulated,
 MOST_USUAL = 24  # and layouts,
-FAR = 2.0  # times the seconds of the best: a usual layout that is estimated to take more is not
+FAR = 1.6  # times the seconds of the best: a usual layout that is estimated to take more is not
 TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
 MOST_TRIED = 48  # and layouts
 ORDERED = 16  # tries, for fewer of which it does not pay to estimate them first
@@ -26,8 +27,8 @@ MESHES = 3  # on which that is done
 
 
 def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes: Sequence[Mapping[str, int]]) -> None:
-    """Simulate the layout of least cost. If a large step takes as long as was expected, that is it; otherwise those
-    that are usually written, and others as far as there is time."""
+    """Simulate the layout of least cost. If a large step takes as long as was expected, or hardly more than the bound,
+    that is it; otherwise those that are usually written, and others as far as there is time."""
     tried = set[tuple[TensorSharding, ...]]()
     for n, one in enumerate(candidates):
         fits = any(found.fits for found in search.made.values())
@@ -37,10 +38,11 @@ def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes:
         if given not in tried:
             tried.add(given)
             first = _simulate(search, one, given, whole=n == 0 and search.is_large)
-            if n == 0 and search.is_large and first.fits and first.seconds <= NEAR * one.seconds:
+            expected = search.is_large and first.fits and first.seconds <= NEAR * one.seconds
+            if n == 0 and (expected or near_bound(search)):
                 for other in candidates[1:OTHERS]:
                     search.estimated(other)
-                correct(search.made.values(), first.seconds / one.seconds)
+                correct(search.made.values(), _fastest(search).seconds / one.seconds if one.seconds else 1.0)
                 return
         if n == 0:
             _simulate_split_batch(search, meshes[0])
@@ -48,6 +50,16 @@ def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes:
         _simulate_split_batch(search, meshes[0])
     if not search.is_large:
         _simulate_usual(search, meshes)
+
+
+def near_bound(search: LayoutSearch) -> bool:
+    """Whether a layout was simulated than which no other is much faster."""
+    best = _fastest(search)
+    return best.fits and best.kind == "simulated" and best.seconds <= GAP * search.bound
+
+
+def _fastest(search: LayoutSearch) -> FoundLayout:
+    return min(search.made.values(), key=_rank)
 
 
 def _simulate(search: LayoutSearch, one: Candidate, given: Sequence[TensorSharding], whole: bool) -> FoundLayout:
@@ -69,20 +81,24 @@ def _simulate_split_batch(search: LayoutSearch, sizes: Mapping[str, int]) -> Non
 
 
 def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> None:
-    """Simulate other layouts that are usually written, unless they are estimated to be far from the best."""
+    """Simulate other layouts that are usually written, unless they are estimated to be far from the best, even if as
+    much too high as for one that was simulated."""
     most = min(MOST_USUAL, USUAL // max(1, search.equations))
-    best = min(found.seconds for found in search.made.values())
-    for usual in usual_layouts(search, meshes)[:most] if most else ():
-        if usual.seconds <= FAR * best:
-            found = search.simulated(usual.given, search.machine(usual.sizes), usual.name, {})
-            best = min(best, found.seconds)
+    usual = usual_layouts(search, meshes) if most else []
+    taken = [(one, search.made.get((*one.given, frozenset()))) for one in usual]
+    over = max([1.0, *(one.seconds / found.seconds for one, found in taken if found is not None and found.seconds)])
+    for one in [one for one, found in taken if found is None][:most]:
+        best = _fastest(search)
+        if not best.fits or one.seconds <= FAR * over * best.seconds:
+            found = search.simulated(one.given, search.machine(one.sizes), one.name, {})
+            over = max(over, one.seconds / found.seconds if found.seconds else 1.0)
 
 
 def climb(search: LayoutSearch) -> None:
     """Change the shardings of few arguments at a time while that is better: of the best layouts on a few meshes, in
     turn, as far as a step is small enough to be simulated often."""
     tries = min(MOST_TRIED, TRIED // max(1, search.equations))
-    most = len(search.made) + tries
+    most = len(search.made) + (0 if near_bound(search) else tries)
     first: dict[Mesh, FoundLayout] = {}
     for one in sorted(search.made.values(), key=_rank):
         if not one.constraints:

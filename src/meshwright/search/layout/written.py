@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PAYS = 0.99  # of the time without constraints: what saves less is not worth writing
 SAME = 1.002  # of the time with a constraint: one without which it takes no longer is left out
-MOST = 16  # constraints that are left out one at a time
+MOST = 16  # constraints of which those are left out that are not needed
 
 
 class WrittenConstraint(NamedTuple):
@@ -55,10 +55,15 @@ def written(layout: FoundLayout, plain_seconds: float) -> FoundLayout | None:
         return None
     if found is None or not found.fits or found.seconds > PAYS * plain_seconds:
         return None
-    for one in found.written if len(found.written) <= MOST else ():
-        fewer = _simulated(layout, step, tuple(other for other in found.written if other is not one))
-        if fewer is not None and fewer.fits and fewer.seconds <= SAME * found.seconds:
-            found = fewer
+    size = len(found.written) // 2 if len(found.written) <= MOST else 0
+    while size:  # half of them at once, then fewer: most are not needed
+        known = found.written
+        for first in range(0, len(known), size):
+            out = known[first : first + size]
+            fewer = _simulated(layout, step, tuple(one for one in found.written if one not in out))
+            if fewer is not None and fewer.fits and fewer.seconds <= SAME * found.seconds:
+                found = fewer
+        size = min(size, len(found.written)) // 2
     return found
 
 
@@ -79,13 +84,18 @@ def to_paste(found: Sequence[FoundLayout]) -> list[FoundLayout]:
     """Layouts with one first that can be pasted: without constraints if that is hardly slower, else with constraints as
     they are written."""
     best = found[0]
-    plain = next((one for one in found if one.fits and not one.constraints and one.simulation), None)
+    plain = next((one for one in found if not one.constraints and one.fits and _is_simulated(one) and one.fits), None)
     if not best.constraints or not best.fits:
         return list(found)
     if plain is not None and PAYS * plain.seconds <= best.seconds:
         return [plain, *(one for one in found if one is not plain)]
     code = written(best, plain.seconds if plain is not None else inf)
     return list(found) if code is None else [code, *found[1:]]
+
+
+def _is_simulated(one: FoundLayout) -> bool:
+    """Whether a layout was simulated, or is now, with all of its layers."""
+    return one.kind == "simulated" or (one.kind == "extrapolated" and bool(one.simulation))
 
 
 def jax_imports(function: Callable[..., Any]) -> list[str]:
