@@ -8,7 +8,7 @@ APART := .venv-apart
 PINNED = constraints/py$(shell $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: tour test test-all bench lint constraints lowest clean
+.PHONY: tour test test-all bench flax lint constraints lowest clean
 
 tour: $(VENV)/base
 	$(BIN)/meshwright tour
@@ -21,6 +21,14 @@ test-all: $(VENV)/dev lint
 
 bench: $(VENV)/dev
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+# A training loop of flax and optax with one word changed, in a virtual environment of its own
+flax:
+	rm -rf $(APART)
+	$(PYTHON) -m venv $(APART)
+	$(APART)/bin/python -m pip install --quiet --constraint $(PINNED) ".[jax]" flax optax
+	$(APART)/bin/python benchmarks/bench_flax.py
+	rm -rf $(APART)
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check src tests benchmarks examples

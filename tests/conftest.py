@@ -11,6 +11,7 @@ from zlib import crc32
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import pytest
+from hypothesis import settings
 
 from meshwright.core.dtypes import config
 
@@ -48,49 +49,57 @@ def x32() -> Iterator[None]:
 # Long tables of cases, by file: about one case in so many runs with the quick tests, the others are slow.
 SAMPLED = {
     "device/test_to_mesh.py": 2,
-    "device/test_transforms.py": 3,
+    "device/test_transforms.py": 4,
     "partition/test_matmul_plan.py": 2,
+    "engine/test_compile.py": 2,
     "interop/test_hlo.py": 2,
     "interop/test_hlo_models.py": 2,
     "interop/test_jax.py": 2,
     "interop/test_load_and_dump.py": 2,
     "kernel/test_conformance_devices.py": 2,
-    "kernel/test_library.py": 3,
+    "kernel/test_library.py": 4,
     "kernel/test_mutants.py": 2,
     "models/test_models_against_jax.py": 3,
     "numpy/test_indexing_against_jax.py": 2,
     "numpy/test_more_numpy.py": 2,
     "numpy/test_nn.py": 2,
-    "numpy/test_numpy_against_jax.py": 4,
+    "numpy/test_numpy_against_jax.py": 6,
     "numpy/test_operators.py": 2,
-    "numpy/test_single_calls.py": 3,
+    "numpy/test_single_calls.py": 5,
     "numpy/test_transformed_against_jax.py": 2,
     "ops/test_contraction.py": 2,
-    "ops/test_every_op.py": 5,
+    "ops/test_every_op.py": 7,
     "ops/test_indexing.py": 2,
     "ops/test_reduction.py": 2,
     "partition/test_bools_and_nothing.py": 2,
-    "partition/test_every_layout.py": 2,
-    "partition/test_every_op.py": 2,
+    "partition/test_every_layout.py": 3,
+    "partition/test_every_op.py": 3,
     "partition/test_explicit_against_jax.py": 2,
     "partition/test_explicit_gradients.py": 2,
-    "partition/test_models.py": 3,
+    "partition/test_models.py": 4,
     "partition/test_reshard_on_jax.py": 2,
     "partition/test_reshard_pairs.py": 2,
     "propagate/test_reasons.py": 3,
-    "random/test_random_against_jax.py": 4,
+    "random/test_random_against_jax.py": 6,
     "search/test_search.py": 2,
-    "shard_map/test_against_jax_collectives.py": 3,
-    "shard_map/test_against_jax_control.py": 3,
-    "shard_map/test_against_jax_models.py": 3,
-    "shard_map/test_against_jax_transforms.py": 3,
-    "shard_map/test_beyond_jax.py": 3,
+    "shard_map/test_against_jax_collectives.py": 4,
+    "shard_map/test_against_jax_control.py": 4,
+    "shard_map/test_against_jax_models.py": 4,
+    "shard_map/test_against_jax_transforms.py": 4,
+    "shard_map/test_beyond_jax.py": 4,
     "simulate/test_memory.py": 2,
     "simulate/test_published_runs.py": 2,
     "transform/test_checkpoint_policies.py": 3,
     "transform/test_composition.py": 2,
-    "transform/test_control_against_jax.py": 6,
+    "transform/test_control_against_jax.py": 8,
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The quick tests draw the same random cases in every run, the others new ones."""
+    settings.register_profile("quick", derandomize=True)
+    if config.option.markexpr == "not slow":
+        settings.load_profile("quick")
 
 
 def _sample(items: list[pytest.Item]) -> None:

@@ -1,4 +1,5 @@
-"""Functions between here and JAX: ``from_jax`` reads what JAX lowers, ``to_jax`` runs what was compiled here on XLA."""
+"""Functions between here and JAX: ``from_jax`` reads what JAX lowers, ``to_jax`` runs on XLA what was compiled here,
+and ``jit`` is both: a function of JAX that is partitioned here."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.engine.xla import needed, on_devices, runner
 from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.interop.jax_jit import jit
 from meshwright.interop.mlir import load
+
+__all__ = ["from_jax", "jit", "to_jax"]
 
 
 def from_jax(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:

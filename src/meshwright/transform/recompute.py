@@ -1,16 +1,17 @@
 """A program split into a first run, which also returns the values that are kept, and a second one from these.
 
-A policy says of each equation whether its results are kept. What is wanted again and not kept is computed again from
-what is kept and from the inputs; equations with regions are split inside (the ``recompute`` rule of an op).
+A policy says of each equation whether its results are kept (`split_program`), or their sizes and what it costs to
+compute them again (`split_by_size`). What is wanted again and not kept is computed again from what is kept and from the
+inputs; equations with regions are split inside (the ``recompute`` rule of an op).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from meshwright.core.facts import Structure
-from meshwright.core.op import Types
+from meshwright.core.facts import CHEAP_FLOPS, Fusion, Structure
+from meshwright.core.op import Types, fusion_of
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var
 from meshwright.ops.residual import offload, reload
 from meshwright.transform.simplify import dce
@@ -47,6 +48,71 @@ def split_program(program: Program, wanted: Sequence[bool], rule: KeepRule) -> R
     return c                               return c, b                  return c
     """
     never = _never_kept(program, rule.never)
+
+    def choose(eqn: Eqn, needed: set[Atom]) -> Kept:
+        return _choice(eqn, rule) if never.isdisjoint(eqn.outputs) else Kept()
+
+    return _split(program, wanted, choose, lambda p, w: split_program(p, w, rule))
+
+
+def split_by_size(program: Program, wanted: Sequence[bool], given: Sequence[bool]) -> Recomputation:
+    """A program as one that keeps little and one that computes the ``wanted`` outputs again at little cost: from the
+    inputs that are ``given`` anyway, and from what is cheap to make of values that take no more memory.
+
+    b: f32[3,3] = sin a                      b = sin a                    (b)
+    c: f32[3,3] = neg b             ==>      c = neg b                    c = neg b
+    d: f32[9,3,3] = broadcast c              d = broadcast c              d = broadcast c
+    return d                                 return d, b                  return d
+    """
+    made = {v: eqn for eqn in program.eqns if _takes_no_longer(eqn) for v in eqn.outputs}
+    free: set[Atom] = {v for v, flag in zip(program.inputs, given, strict=True) if flag}
+    free.update(v for v, _ in program.constants)
+
+    def choose(eqn: Eqn, needed: set[Atom]) -> Kept:
+        known: dict[Atom, frozenset[Atom]] = {}
+
+        def sources(eqn: Eqn) -> frozenset[Atom]:
+            """What must be kept so that an equation can be computed again."""
+            return frozenset().union(*(source(a) for a in eqn.inputs))
+
+        def source(atom: Atom) -> frozenset[Atom]:
+            if atom.__class__ is Literal or atom in free or atom in needed:
+                return frozenset()
+            if atom not in known:
+                known[atom] = itself = frozenset([atom])
+                if atom in made and _nbytes(others := sources(made[atom])) <= _nbytes(itself):
+                    known[atom] = others
+            return known[atom]
+
+        if eqn.outputs[0] not in made:
+            return Kept(True)
+        instead = sources(eqn)
+        more = _nbytes(instead) - _nbytes(needed.intersection(eqn.outputs))
+        # For as many bytes, another value may be kept if that is one: others may be made of it, too.
+        return Kept(more > 0 or (more == 0 and (len(instead) > 1 or fusion_of(eqn) is Fusion.PERMUTATION)))
+
+    return _split(program, wanted, choose, lambda p, w: split_by_size(p, w, [True] * len(p.inputs)))
+
+
+def _takes_no_longer(eqn: Eqn) -> bool:
+    """Whether computing an equation again takes about as long as writing its results and reading them."""
+    fusion = fusion_of(eqn)
+    if fusion is not Fusion.ELEMENTWISE:
+        return fusion in (Fusion.VIEW, Fusion.CHEAP, Fusion.PERMUTATION)
+    operands, results = [a.type for a in eqn.inputs], [v.type for v in eqn.outputs]
+    return eqn.op.cost(operands, results, eqn.params).flops <= CHEAP_FLOPS * sum(t.size for t in results)
+
+
+def _nbytes(atoms: Iterable[Atom]) -> int:
+    return sum(a.type.nbytes for a in atoms)
+
+
+def _split(
+    program: Program,
+    wanted: Sequence[bool],
+    choose: Callable[[Eqn, set[Atom]], Kept],
+    inside_too: Callable[[Program, Sequence[bool]], Recomputation],
+) -> Recomputation:
     needed: set[Atom] = {a for a, flag in zip(program.outputs, wanted, strict=True) if flag}
     first: list[Eqn] = []
     again: list[Eqn] = []
@@ -54,7 +120,7 @@ def split_program(program: Program, wanted: Sequence[bool], rule: KeepRule) -> R
     kept: list[Var] = []
     for eqn in reversed(program.eqns):
         live = [v in needed for v in eqn.outputs]
-        choice = _choice(eqn, rule) if any(live) and never.isdisjoint(eqn.outputs) else Kept()
+        choice = choose(eqn, needed) if any(live) else Kept()
         if not any(live):
             first.append(eqn)
         elif choice.offloaded:
@@ -70,7 +136,7 @@ def split_program(program: Program, wanted: Sequence[bool], rule: KeepRule) -> R
             inside: Sequence[Var] = ()
             rest = forward = eqn
             if eqn.op.recompute is not None:
-                forward, rest, inside = eqn.op.recompute(eqn, live, lambda p, w: split_program(p, w, rule))
+                forward, rest, inside = eqn.op.recompute(eqn, live, inside_too)
             first.append(forward)
             again.append(rest)
             kept += inside

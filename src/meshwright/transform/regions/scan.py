@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from meshwright.core.facts import Structure
 from meshwright.core.op import Cost, Linear, Linearity, Op, Runs, Types, Value, define_op
-from meshwright.core.program import Eqn, Params, Program, Var
-from meshwright.core.trace import Tracer, run
+from meshwright.core.program import Atom, Eqn, Params, Program, Var
+from meshwright.core.trace import run
 from meshwright.core.types import TensorType, Variance
 from meshwright.errors import ShapeError
 from meshwright.ops.basic import add, move_dim, zeros
 from meshwright.transform.batch import batch_program
 from meshwright.transform.jvp import jvp_program, linearize_program
-from meshwright.transform.recompute import Recomputation, used_inputs
+from meshwright.transform.recompute import Recomputation, second_run, split_by_size, used_inputs
 from meshwright.transform.regions.region import (
     NO_FACTORS,
     Mask,
@@ -37,7 +38,7 @@ from meshwright.transform.regions.region import (
     show_types,
     spread,
 )
-from meshwright.transform.simplify import dce
+from meshwright.transform.simplify import cse, dce
 from meshwright.transform.transpose import transpose_program
 
 
@@ -135,7 +136,8 @@ def _scan_linearize(
 ) -> tuple[list[Value], list[Value | None]]:
     """A forward scan that also returns what the derivative needs of each step, and a linear scan over that.
 
-    What the derivative needs of the loop's constants and of the scanned arrays is not copied step by step.
+    What the derivative needs of the loop's constants and of the scanned arrays is not copied step by step, and what is
+    cheap to make again of other values is.
     """
     body, n_consts, n_carry = params["body"], params["consts"], params["carry"]
     types = cut(body.in_types, n_consts, n_carry)
@@ -145,55 +147,82 @@ def _scan_linearize(
     def with_carry(carry_mask: Mask) -> tuple[Mask, Any]:
         def forward(*args: Any) -> tuple[list[Any], Any]:
             outs, linear = linearize_program(body, args, (*const_mask, *carry_mask, *xs_mask))
-            position = {arg.variable: n for n, arg in enumerate(args)}
-            found: list[tuple[str, Any]] = []  # where the linear scan gets each residual from
-            saved: list[Any] = []
-            for r in linear.residuals:
-                n = position.get(r.variable, -1) if isinstance(r, Tracer) else -1
-                if 0 <= n < n_consts:
-                    found.append(("const", n))
-                elif n >= n_consts + n_carry:
-                    found.append(("xs", n - n_consts - n_carry))
-                else:
-                    found.append(("saved", len(saved)))
-                    saved.append(r)
-            return outs + saved, (linear, found)
+            return outs + linear.residuals, linear
 
-        program, (linear, found) = region_with(forward, body.in_types)
-        return linear.nonzero[:n_carry], (program, linear, found)
+        program, linear = region_with(forward, body.in_types)
+        return linear.nonzero[:n_carry], (program, linear)
 
     likely = reached(body, const_mask, present(init_ts), xs_mask, inexact=True)
-    carry_mask, (program, linear, found) = fixpoint(present(init_ts), with_carry, likely)
-    outs = op(*primals, **{**params, "body": program})
+    carry_mask, (program, linear) = fixpoint(present(init_ts), with_carry, likely)
+    steps = _with_residuals(program, linear.program, params, len(body.outputs))
+    outs = op(*primals, **{**params, "body": steps.first})
     carry, ys, saved = cut(outs, n_carry, len(body.outputs) - n_carry)
 
-    sources = {"const": primals[:n_consts], "xs": primals[n_consts + n_carry :], "saved": saved}
-    fixed = [(place, n) for place, n in found if place == "const"]
-    stepped = [(place, n) for place, n in found if place != "const"]
+    consts, _, xs = cut(primals, n_consts, n_carry)
+    fixed, rows = run(steps.fixed, consts), [*saved, *pick(xs, steps.rows)]
     ys_mask = linear.nonzero[n_carry:]
     active_init = [instantiate(t, x.type) for t, x in zip(init_ts, primals[n_consts:], strict=False)]
 
     def linear_step(*args: Any) -> list[Any]:
-        parts = cut(args, len(fixed), sum(const_mask), sum(carry_mask), len(stepped))
-        residual = {**dict(zip(fixed, parts[0], strict=True)), **dict(zip(stepped, parts[3], strict=True))}
-        nonzero = run(linear.program, [*(residual[f] for f in found), *parts[1], *parts[2], *parts[4]])
-        out_ts = spread(nonzero, linear.nonzero)
+        fixed_, const_ts_, carry_ts_, rows_, xs_ts_ = cut(args, len(fixed), sum(const_mask), sum(carry_mask), len(rows))
+        residuals = run(steps.again, [*fixed_, *rows_])
+        out_ts = spread(run(steps.linear, [*residuals, *const_ts_, *carry_ts_, *xs_ts_]), linear.nonzero)
         carried = [as_type(instantiate(t, c), c) for t, c in zip(out_ts[:n_carry], types[1], strict=True)]
         return pick(carried, carry_mask) + pick(out_ts[n_carry:], ys_mask)
 
-    stepped_values = [sources[place][n] for place, n in stepped]
     in_types = [
-        *(sources[place][n].type for place, n in fixed), *pick(types[0], const_mask), *pick(types[1], carry_mask),
-        *(_slice_type(x.type) for x in stepped_values), *pick(types[2], xs_mask),
+        *(x.type for x in fixed), *pick(types[0], const_mask), *pick(types[1], carry_mask),
+        *(_slice_type(x.type) for x in rows), *pick(types[2], xs_mask),
     ]  # fmt: skip
     out_ts = op(
-        *(sources[place][n] for place, n in fixed), *pick(const_ts, const_mask),
-        *pick(active_init, carry_mask), *stepped_values, *pick(xs_ts, xs_mask),
+        *fixed, *pick(const_ts, const_mask), *pick(active_init, carry_mask), *rows, *pick(xs_ts, xs_mask),
         body=region(linear_step, in_types), consts=len(fixed) + sum(const_mask), carry=sum(carry_mask),
         length=params["length"], reverse=params["reverse"],
     )  # fmt: skip
     carry_ts, ys_ts = cut(out_ts, sum(carry_mask))
     return carry + ys, spread(carry_ts, carry_mask) + spread(ys_ts, ys_mask)
+
+
+class _Steps(NamedTuple):
+    """A loop and its derivative: ``first`` is the body that also returns what is kept of each step. ``again`` makes the
+    residuals that ``linear`` takes, of what ``fixed`` returns for the constants of the loop, of what is kept, and of
+    the scanned rows that the mask marks."""
+
+    first: Program
+    fixed: Program
+    again: Program
+    rows: Mask
+    linear: Program
+
+
+def _with_residuals(program: Program, linear: Program, params: Params, count: int) -> _Steps:
+    """The steps of a body that returns ``count`` outputs, and then the residuals that ``linear`` takes first."""
+    n_consts, n_carry = params["consts"], params["carry"]
+    linear = dce(linear)
+    n_residuals = len(program.outputs) - count
+    used = used_inputs(linear)[:n_residuals]
+    linear = replace(linear, inputs=(*pick(linear.inputs[:n_residuals], used), *linear.inputs[n_residuals:]))
+    given = [not n_consts <= n < n_consts + n_carry for n in range(len(program.inputs))]
+    found = split_by_size(cse(program), [False] * count + list(used), given)
+    kept, consts, carry, xs = cut(found.again.inputs, found.kept, n_consts, n_carry)
+    _, const_mask, carry_mask, rows = cut(used_inputs(found.again), found.kept, n_consts, n_carry)
+    first = found.first
+    kept += pick(carry, carry_mask)
+    # What is the same in every step is computed once, before the loop.
+    varying: set[Atom] = set(first.inputs[n_consts:])
+    for eqn in first.eqns:
+        if not varying.isdisjoint(eqn.inputs):
+            varying.update(eqn.outputs)
+    stacked = [v for v in kept if v in varying]
+    fixed = [*pick(consts, const_mask), *(v for v in kept if v not in varying)]
+    before = dce(replace(first, outputs=tuple(fixed)), effects=False)
+    return _Steps(
+        dce(replace(first, outputs=(*first.outputs[:count], *stacked))),
+        replace(before, inputs=first.inputs[:n_consts]),
+        second_run(replace(found.again, inputs=(*fixed, *stacked, *pick(xs, rows)))),
+        tuple(rows),
+        linear,
+    )
 
 
 def _scan_transpose(

@@ -1,0 +1,405 @@
+"""``jit`` for functions of JAX: JAX traces them, the program is partitioned here, and XLA runs it on JAX's arrays."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meshwright.arrays.tracing import ShapeDtypeStruct
+from meshwright.compile.compiled import Compiled, Lowered
+from meshwright.compile.jit import jit as jit_here
+from meshwright.core import tree
+from meshwright.core.program import Program
+from meshwright.core.source import here
+from meshwright.core.trace import run
+from meshwright.core.types import TensorType
+from meshwright.engine.xla import OnDevices, needed, on_devices, runner
+from meshwright.errors import MeshError, MeshwrightError, ShardingError
+from meshwright.interop.mlir import load
+from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.spec import P, entry_axes
+
+
+def jit(
+    f: Callable[..., Any],
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+) -> JaxJitted:
+    """A function of JAX as one that is partitioned here: it takes and returns JAX's arrays, in the containers of ``f``.
+
+    The arguments are those of ``jax.jit``. Arrays that are on a mesh say where they are, as they do there; shardings
+    are JAX's, or those of this package. ``lower(*args).compile()`` can be asked what ``mw.jit`` can: ``explain()``,
+    ``collectives``, ``memory()``, ``simulate(...)``. Under ``jax.jit`` it is one op, without a derivative: take
+    ``jax.grad`` inside of ``f``.
+
+    >>> import jax, jax.numpy as jnp
+    >>> f = jit(lambda w, x: jnp.tanh(x @ w).sum())
+    >>> print(f"{f(jnp.ones((2, 2)), jnp.ones((3, 2))):.4f}")
+    5.7842
+    """
+    needed()
+    return JaxJitted(
+        f, in_shardings, out_shardings, _numbers(donate_argnums), _numbers(static_argnums), static_argnames
+    )
+
+
+class _Call(NamedTuple):
+    """A call without its static arguments: the leaves, their containers, and what the rest is."""
+
+    leaves: list[Any]
+    containers: Any
+    static: tuple[Any, ...]
+
+
+class _Ready(NamedTuple):
+    """A call that was compiled: what runs it, alone and while JAX traces something larger."""
+
+    found: OnDevices
+    run: Callable[..., tuple[Any, ...]]
+    order: tuple[int, ...]
+    keys: tuple[bool, ...]  # which leaves are keys, whose numbers are given
+    out_tree: Any
+    out_keys: tuple[str | None, ...]
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        import jax
+
+        values = [jax.random.key_data(x) if is_key else x for x, is_key in zip(leaves, self.keys, strict=True)]
+        values = [values[n] for n in self.order]
+        traced = any(isinstance(x, jax.core.Tracer) for x in values)
+        outs = self.found.inside(*values) if traced else self.run(*values)
+        outs = [x if kind is None else jax.random.wrap_key_data(x, impl=kind)
+                for x, kind in zip(outs, self.out_keys, strict=True)]  # fmt: skip
+        return jax.tree.unflatten(self.out_tree, outs)
+
+
+class CompiledForJax:
+    """What ``lower(*args).compile()`` returns: it runs on JAX's arrays, and answers what ``mw.Compiled`` does."""
+
+    def __init__(self, compiled: Compiled, split: Callable[..., _Call], ready: _Ready) -> None:
+        self._compiled, self._split, self._ready = compiled, split, ready
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ready(self._split(args, kwargs).leaves)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiled, name)
+
+
+class LoweredForJax:
+    """What ``lower(*args)`` returns: the program that JAX traced, as read here."""
+
+    def __init__(self, lowered: Lowered, compile: Callable[[], CompiledForJax]) -> None:
+        self._lowered, self.compile = lowered, compile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lowered, name)
+
+
+class JaxJitted:
+    """A function of JAX, partitioned here for each combination of arguments it meets."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        in_shardings: Any,
+        out_shardings: Any,
+        donated: tuple[int, ...],
+        static_numbers: tuple[int, ...],
+        static_names: str | Sequence[str],
+    ) -> None:
+        update_wrapper(self, function)
+        self._function = function
+        self._in_shardings, self._out_shardings = in_shardings, out_shardings
+        self._donated = donated
+        names = (static_names,) if isinstance(static_names, str) else tuple(static_names)
+        self._parameters = _parameter_names(function)
+        self._static_names = {*names, *(self._parameters[n] for n in static_numbers if n < len(self._parameters))}
+        self._static_numbers = {*static_numbers, *(self._parameters.index(n) for n in names if n in self._parameters)}
+        self._ready: dict[Any, _Ready] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._split(args, kwargs)
+        key = call.containers, call.static, tuple(map(_kind, call.leaves))
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self.lower(*args, **kwargs).compile()._ready
+        return ready(call.leaves)
+
+    def lower(self, *args: Any, **kwargs: Any) -> LoweredForJax:
+        """The function traced by JAX for arguments like these: arrays, or ``jax.ShapeDtypeStruct``s."""
+        import jax
+
+        call = self._split(args, kwargs)
+        lowered = jax.jit(
+            self._function,
+            keep_unused=True,
+            static_argnums=tuple(sorted(self._static_numbers)),
+            static_argnames=tuple(sorted(self._static_names)),
+        ).lower(*jax.tree.map(_without_sharding, args), **jax.tree.map(_without_sharding, kwargs))
+        program = load(lowered.as_text())
+        theirs = self._argument_shardings(call, args)
+        results = _broadcast(self._out_shardings, lowered.out_info, "out_shardings")
+        mesh = _only_mesh([*theirs, *results])
+        types = [ShapeDtypeStruct(t.shape, t.dtype, sharding=_ours(s, mesh))
+                 for t, s in zip(program.in_types, theirs, strict=True)]  # fmt: skip
+        paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(_unflattened(call))[0]]
+        names, nested, order = _by_name(paths, self._names_of(args))
+        donated = {self._names_of(args, static=True)[n] for n in self._donated if n < len(args)}
+        flat = _flat(program, names, order, getattr(self, "__name__", "f"))
+        jitted = jit_here(
+            flat,
+            out_shardings=tuple(_ours(s, mesh) for s in results) if any(s is not None for s in results) else None,
+            donate_argnums=tuple(n for n, name in enumerate(names) if name in donated),
+        )
+        ours = jitted.lower(*tree.map(lambda n: types[n], nested))
+
+        def compile() -> CompiledForJax:
+            compiled = ours.compile()
+            placed = compiled._executable.placed
+            found = on_devices(
+                compiled.global_program if placed is None else placed.program,
+                placed is not None,
+                None if mesh is None else list(mesh.devices.flat),
+            )
+            wanted = [*(theirs[n] for n in order), *results]
+            reached = [*[None] * len(order), *compiled.out_shardings]
+            types = [*found.program.in_types, *found.program.out_types]
+            found = found._replace(shardings=tuple(map(_on_mesh(mesh), found.shardings, wanted, reached, types)))
+            out_leaves, out_tree = jax.tree.flatten(lowered.out_info)
+            ready = _Ready(
+                found,
+                runner(found, compiled.donated),
+                order,
+                tuple(_is_key(x) for x in call.leaves),
+                out_tree,
+                tuple(_key_kind(x.dtype) for x in out_leaves),
+            )
+            return CompiledForJax(compiled, self._split, ready)
+
+        return LoweredForJax(ours, compile)
+
+    def _split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+        import jax
+
+        static = [(n, args[n]) for n in sorted(self._static_numbers) if n < len(args)]
+        named = [(name, kwargs[name]) for name in sorted(self._static_names) if name in kwargs]
+        rest = tuple(x for n, x in enumerate(args) if n not in self._static_numbers)
+        rest_named = {name: x for name, x in kwargs.items() if name not in self._static_names}
+        leaves, containers = jax.tree.flatten((rest, rest_named))
+        return _Call(leaves, containers, (*static, *named))
+
+    def _names_of(self, args: Sequence[Any], static: bool = False) -> list[str]:
+        """What the arguments by position are called, those that are static included or not."""
+        known = [*self._parameters, *(f"argument{n}" for n in range(len(self._parameters), len(args)))]
+        return [known[n] for n in range(len(args)) if static or n not in self._static_numbers]
+
+    def _argument_shardings(self, call: _Call, args: Sequence[Any]) -> list[Any]:
+        """Where arguments are to be: as asked for, or else where they are."""
+        if self._in_shardings is None:
+            return [_sharding_of(x) for x in call.leaves]
+        rest = _unflattened(call)[0]
+        wanted = self._in_shardings
+        if isinstance(wanted, tuple) and len(wanted) == len(args) != len(rest):
+            wanted = tuple(s for n, s in enumerate(wanted) if n not in self._static_numbers)
+        asked = _broadcast(wanted, rest, "in_shardings")
+        where = [*asked, *[None] * (len(call.leaves) - len(asked))]
+        return [_sharding_of(x, asked=s) for x, s in zip(call.leaves, where, strict=True)]
+
+
+def _numbers(numbers: int | Sequence[int]) -> tuple[int, ...]:
+    return (numbers,) if isinstance(numbers, int) else tuple(numbers)
+
+
+def _parameter_names(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of a builtin
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _kind(x: Any) -> Any:
+    """What a call is compiled for."""
+    import jax
+
+    return jax.typeof(x), None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+
+
+def _sharding_of(x: Any, asked: Any = None) -> Any:
+    """Where an argument is, if nothing else is asked for."""
+    import jax
+
+    if asked is not None:
+        return asked
+    if isinstance(x, jax.core.Tracer):
+        if len(jax.devices()) > 1:
+            raise ShardingError(
+                "Under jax.jit the function must say where its arguments are.",
+                where=here(),
+                why="JAX decides where the values of its program are after it was traced",
+                fix="mw.interop.jax.jit(f, in_shardings=...)",
+            )
+        return None
+    return getattr(x, "sharding", None)
+
+
+def _without_sharding(x: Any) -> Any:
+    """A leaf as JAX is to trace it: by its type, where it is does not count."""
+    import jax
+
+    if isinstance(x, jax.Array | jax.ShapeDtypeStruct):  # tracers are arrays, too
+        struct: Any = jax.ShapeDtypeStruct
+        return struct(x.shape, x.dtype, weak_type=getattr(x, "weak_type", False))
+    return x
+
+
+def _unflattened(call: _Call) -> Any:
+    import jax
+
+    return jax.tree.unflatten(call.containers, call.leaves)
+
+
+def _broadcast(prefix: Any, containers: Any, what: str) -> list[Any]:
+    """The leaf of the prefix for each leaf of the containers; None where nothing is asked for."""
+    import jax
+
+    if prefix is None:
+        return [None] * len(jax.tree.leaves(containers))
+    try:
+        found = jax.tree.broadcast(prefix, containers, is_leaf=lambda x: x is None)
+    except ValueError as error:
+        raise MeshwrightError(
+            f"{what} does not fit what it is for.",
+            where=here(),
+            why=str(error).splitlines()[0],
+            fix=f"{what}=sharding for all, or containers like those of the arguments or results",
+        ) from None
+    return jax.tree.leaves(found, is_leaf=lambda x: x is None)
+
+
+def _only_mesh(shardings: Sequence[Any]) -> Any:
+    """The mesh of JAX that all are on, None if there is none."""
+    import jax
+
+    found = []
+    for sharding in shardings:
+        if isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh not in found:
+            found.append(sharding.mesh)
+    if len(found) > 1:
+        raise MeshError(
+            f"The arguments are on {len(found)} meshes.",
+            where=here(),
+            why=", and on ".join(f"{dict(mesh.shape)}" for mesh in found),
+            fix="jax.device_put(x, jax.sharding.NamedSharding(mesh, spec)) with one mesh for all",
+        )
+    return found[0] if found else None
+
+
+def _ours(sharding: Any, mesh: Any) -> NamedSharding | None:
+    """A sharding of JAX as one of this package; None for what is on no mesh."""
+    import jax
+
+    if sharding is None or isinstance(sharding, NamedSharding):
+        return sharding
+    if isinstance(sharding, jax.sharding.PartitionSpec):
+        if mesh is None:
+            raise MeshError(
+                f"{sharding} is on no mesh.",
+                where=here(),
+                why="none of the arguments is on one",
+                fix="jax.sharding.NamedSharding(mesh, spec)",
+            )
+        sharding = jax.sharding.NamedSharding(mesh, sharding)
+    if isinstance(sharding, jax.sharding.NamedSharding):
+        devices = np.arange(sharding.mesh.size).reshape(tuple(sharding.mesh.shape.values()))
+        return NamedSharding(Mesh(devices, sharding.mesh.axis_names), P(*map(_entry, sharding.spec)))
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        return None
+    raise ShardingError(
+        f"A {type(sharding).__name__} is not read.",
+        where=here(),
+        why="it does not say along which axes of a mesh an array is split",
+        fix="jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(...))",
+    )
+
+
+def _on_mesh(mesh: Any) -> Callable[..., Any]:
+    """The sharding that an array has in a program, as its user has it: the one asked for, or one on the user's mesh."""
+    import jax
+
+    spec_of: Any = jax.sharding.PartitionSpec
+
+    def said(sharding: Any, asked: Any, reached: NamedSharding | None, t: TensorType) -> Any:
+        candidates = [asked if isinstance(asked, jax.sharding.NamedSharding) else None]
+        if mesh is not None and reached is not None:
+            spec = list(reached.spec.partitions)
+            while spec and spec[-1] is None:
+                spec.pop()
+            if {axis for entry in spec for axis in entry_axes(entry)} <= {*mesh.axis_names}:
+                candidates.append(jax.sharding.NamedSharding(mesh, spec_of(*spec)))
+        return next((c for c in candidates if c is not None and c.is_equivalent_to(sharding, t.ndim)), sharding)
+
+    return said
+
+
+def _entry(entry: Any) -> Any:
+    import jax
+
+    return P.UNCONSTRAINED if entry is jax.sharding.PartitionSpec.UNCONSTRAINED else entry
+
+
+def _by_name(paths: Sequence[Any], positional: Sequence[str]) -> tuple[list[str], list[Any], tuple[int, ...]]:
+    """The names of arguments, each argument as dicts of the numbers of its leaves (so that leaves are called as their
+    users call them, whatever the containers are), and the order in which these come."""
+    nested: dict[str, Any] = {}
+    for n, path in enumerate(paths):
+        of_args = getattr(path[0], "idx", 0) == 0
+        steps = [positional[path[1].idx] if of_args else path[1].key, *map(_step, path[2:])]
+        inside = nested
+        for step in steps[:-1]:
+            inside = inside.setdefault(step, {})
+        inside[steps[-1]] = n
+    return list(nested), list(nested.values()), tuple(tree.leaves(list(nested.values())))
+
+
+def _step(entry: Any) -> str:
+    """One step of JAX's path to a leaf, as text: the keys of a dict must be of one kind."""
+    return str(next(getattr(entry, name) for name in ("key", "idx", "name") if hasattr(entry, name)))
+
+
+def _flat(program: Program, names: Sequence[str], order: Sequence[int], name: str) -> Callable[..., Any]:
+    """A function of named arguments, in the order that JAX has them, that runs a program."""
+
+    def flat(*nested: Any) -> Any:
+        leaves = dict(zip(order, tree.leaves(list(nested)), strict=True))
+        return tuple(run(program, [leaves[n] for n in range(len(leaves))]))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    flat.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]
+    flat.__name__ = name
+    return flat
+
+
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and _key_kind(x.dtype) is not None
+
+
+def _key_kind(dtype: Any) -> str | None:
+    """How random keys of a dtype make their numbers, None for numbers."""
+    import jax
+
+    dtypes: Any = jax.dtypes
+    if not dtypes.issubdtype(dtype, dtypes.prng_key):
+        return None
+    short = str(dtype).removeprefix("key<").removesuffix(">")
+    return {"fry": "threefry2x32", "rbg": "rbg", "urbg": "unsafe_rbg"}.get(short, short)

@@ -1,0 +1,152 @@
+"""``interop.jax.jit`` against ``jax.jit``: values, where results are, containers, keys, errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import meshwright as mw
+from meshwright.errors import MeshError, MeshwrightError, ShardingError
+from meshwright.interop.jax import jit
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Any:
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+class State(NamedTuple):
+    count: Any
+    mean: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Model:
+    layers: list[Any]
+    scale: Any
+
+
+def model() -> Model:
+    rng = np.random.default_rng(0)
+    layers = [
+        {"a": jnp.asarray(rng.normal(size=(16, 32)) * 0.2), "b": jnp.asarray(rng.normal(size=(32, 16)) * 0.2)}
+        for _ in range(2)
+    ]
+    return Model([mw.tree.map(lambda x: x.astype(jnp.float32), layer) for layer in layers], jnp.float32(1.5))
+
+
+def loss(params: Model, x: Any) -> Any:
+    y = x
+    for layer in params.layers:
+        y = y + jnp.tanh(y @ layer["a"]) @ layer["b"]
+    return jnp.mean((params.scale * y - 1) ** 2)
+
+
+def step(params: Model, state: State, x: Any, key: Any) -> Any:
+    key, noise = jax.random.split(key)
+    value, gradient = jax.value_and_grad(loss)(params, x + 0.1 * jax.random.normal(noise, x.shape))
+    mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.mean, gradient)
+    return value, jax.tree.map(lambda p, m: p - 0.1 * m, params, mean), State(state.count + 1, mean), key
+
+
+def placed(mesh: Any, kind: str) -> tuple[Any, ...]:
+    specs = {"dp": ((), ()), "tp": ((None, "model"), ("model",)), "fsdp": (("data",), ("data",))}[kind]
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    whole = model()
+    params = Model(
+        [{"a": put(layer["a"], *specs[0]), "b": put(layer["b"], *specs[1])} for layer in whole.layers], put(whole.scale)
+    )
+    state = State(put(jnp.int32(0)), jax.tree.map(jnp.zeros_like, params))
+    x = np.random.default_rng(1).normal(size=(64, 16)).astype(np.float32)
+    return params, state, put(x, "data"), put(jax.random.key(3))
+
+
+def same(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dp", "tp", "fsdp"])
+def test_a_training_loop_is_that_of_jax(mesh: Any, kind: str) -> None:
+    ours, theirs = jit(step), jax.jit(step)
+    mine = yours = placed(mesh, kind)
+    for _ in range(3):
+        value, *rest = ours(*mine)
+        expected, *others = theirs(*yours)
+        mine, yours = (*rest[:2], mine[2], rest[2]), (*others[:2], yours[2], others[2])
+        same([value, mine], [expected, yours])
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(mine))
+    assert mine[0].layers[0]["a"].sharding.spec == placed(mesh, kind)[0].layers[0]["a"].sharding.spec
+
+
+def test_what_was_compiled_explains_itself(mesh: Any) -> None:
+    args = placed(mesh, "dp")
+    compiled = jit(step).lower(*args).compile()
+    assert "all_reduce" in compiled.explain()
+    assert compiled.explain_sharding("params['layers']['0']['a']")
+    same(compiled(*args), jax.jit(step)(*args))
+
+
+def test_lowered_from_types_alone(mesh: Any) -> None:
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), placed(mesh, "tp"))
+    args = placed(mesh, "tp")
+    same(jit(step).lower(*types).compile()(*args), jax.jit(step)(*args))
+
+
+def test_shardings_that_are_asked_for(mesh: Any) -> None:
+    on = lambda *spec: NamedSharding(mesh, PartitionSpec(*spec))
+    f = lambda w, x: (x @ w["a"], {"sum": w["a"].sum(), "w": w["a"] * 2})
+    args = {"a": jnp.ones((16, 32))}, jnp.ones((8, 16))
+    shardings = {"in_shardings": (on("data"), on()), "out_shardings": (on("data"), {"sum": on(), "w": on("model")})}
+    found, expected = jit(f, **shardings)(*args), jax.jit(f, **shardings)(*args)
+    same(found, expected)
+    assert [x.sharding.spec for x in jax.tree.leaves(found)] == [x.sharding.spec for x in jax.tree.leaves(expected)]
+
+
+def test_static_named_and_donated_arguments() -> None:
+    f = lambda x, n, *, power, scale: (x * scale) ** power + n
+    call: Callable[..., Any] = jit(f, static_argnums=1, static_argnames="power", donate_argnums=0)
+    for n, power in [(1, 2), (2, 2), (1, 3)]:
+        x = jnp.arange(4.0)
+        np.testing.assert_allclose(call(x, n, power=power, scale=2.0), f(np.arange(4.0), n, power=power, scale=2.0))
+        assert x.is_deleted()
+
+
+def test_inside_of_a_larger_function(mesh: Any) -> None:
+    on = NamedSharding(mesh, PartitionSpec("data"))
+    f = jit(lambda x: jnp.tanh(x).sum(0), in_shardings=on)
+    larger = lambda g: lambda x: 2 * g(x + 1)
+    x = jax.device_put(jnp.arange(32.0).reshape(8, 4), on)
+    np.testing.assert_allclose(jax.jit(larger(f))(x), jax.jit(larger(lambda x: jnp.tanh(x).sum(0)))(x), rtol=1e-6)
+
+
+def raises(kind: type[MeshwrightError], text: str) -> Any:
+    return pytest.raises(kind, match=re.escape(text.strip()))
+
+
+def test_errors(mesh: Any) -> None:
+    with raises(ShardingError, "Under jax.jit the function must say where its arguments are."):
+        jax.jit(jit(lambda x: x + 1))(jnp.ones(8))
+    other = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    on = lambda m, *spec: jax.device_put(jnp.ones(8), NamedSharding(m, PartitionSpec(*spec)))
+    with raises(MeshError, "The arguments are on 2 meshes."):
+        jit(lambda x, y: x + y)(on(mesh, "data"), on(other, "x"))
+    with raises(MeshError, "P('x',) is on no mesh."):
+        jit(lambda x: x, in_shardings=PartitionSpec("x"))(jnp.ones(8))
+    with raises(MeshwrightError, "in_shardings does not fit what it is for."):
+        jit(lambda x: x["a"], in_shardings=({"b": NamedSharding(mesh, PartitionSpec())},))({"a": jnp.ones(8)})
+    with raises(MeshwrightError, "A program of Meshwright is not differentiated by JAX."):
+        jax.grad(lambda x: jit(lambda x: x.sum(), in_shardings=NamedSharding(mesh, PartitionSpec()))(x))(jnp.ones(8))
