@@ -1,8 +1,10 @@
-"""The mesh and the device that are current, kept apart from both so that asking for them does not load them."""
+"""The mesh, the device, the engine and the processes that are current, kept apart from these so that asking for them
+does not load them."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,6 +18,28 @@ class _CurrentEngine:
 
 
 current_engine = _CurrentEngine()  # what runs programs that name no engine
+
+
+class Processes:
+    """The processes that run the same program together: this one alone, until `distributed.initialize`."""
+
+    count = 1
+    index = 0
+
+    def exchange(self, what: str, data: bytes) -> list[bytes]:
+        """What every process gives, in their order; waits until all have, and says for whom. ``what`` says why."""
+        return [data]
+
+    def array(self, shape: tuple[int, ...], sharding: Any, part: Callable[[Any], Any]) -> Any:
+        """Contents of an array of which each process makes its own shards, by their indices."""
+        return part((slice(None),) * len(shape))
+
+
+class _CurrentProcesses:
+    all = Processes()
+
+
+current_processes = _CurrentProcesses()
 
 
 class _CurrentDevice(threading.local):

@@ -3,23 +3,100 @@
 Every process runs the same script. A mesh is over the devices of all of them, and a jitted function runs on each
 process's own; what is put onto a mesh is given whole to every process, which makes only its own shards of it.
 ``meshwright launch -n 4 script.py`` starts local processes; on a cluster, call `initialize` first.
+
+What processes tell each other beside their programs (where a checkpoint goes, that all have come to a barrier) goes
+through the key-value store of JAX's coordinator. That is not public in JAX; what is (``multihost_utils``) waits without
+an end, and without saying for whom.
 """
 
 from __future__ import annotations
 
+import base64
 import os
+import sys
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
-from meshwright.core.current import current_engine
+from meshwright.core.current import Processes, current_engine, current_processes
 from meshwright.core.source import here
-from meshwright.engine.xla import needed
+from meshwright.engine.xla import needed, sharding_on_devices
 from meshwright.errors import MeshwrightError
 
 COORDINATOR, COUNT, NUMBER, DEVICES = (
     f"MESHWRIGHT_{name}" for name in ("COORDINATOR", "PROCESSES", "PROCESS", "DEVICES")
 )
 HEARTBEAT_SECONDS = 30  # after which the others know that a process is gone
+SAY_SECONDS = 10.0  # after which one that waits says for whom
 _begun: list[bool] = []
+
+
+class JaxProcesses(Processes):
+    """Processes that JAX's coordinator knows."""
+
+    def __init__(self, count: int, index: int) -> None:
+        self.count, self.index = count, index
+        self._exchanges = 0
+
+    def exchange(self, what: str, data: bytes) -> list[bytes]:
+        """What every process gives, in their order; waits until all have, and says for whom."""
+        store = _store()
+        self._exchanges += 1
+        key = f"meshwright/{self._exchanges}"
+        store.key_value_set(f"{key}/{self.index}", f"{what}\n{base64.b64encode(data).decode()}")
+        found = [self._wait(store, f"{key}/{other}", what, other) for other in range(self.count)]
+        for other, (said, _) in enumerate(found):
+            if said != what:
+                raise MeshwrightError(
+                    f"Process {self.index} is at {what}, and process {other} at {said}.",
+                    where=here(),
+                    why="processes come to the same calls in the same order",
+                    fix="call it in every process, not under `if mw.distributed.process_index() == 0`",
+                )
+        return [data for _, data in found]
+
+    def _wait(self, store: Any, key: str, what: str, other: int) -> tuple[str, bytes]:
+        begun = monotonic()
+        while True:
+            try:
+                said, text = store.blocking_key_value_get(key, int(1000 * SAY_SECONDS)).split("\n")
+                return said, base64.b64decode(text)
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise MeshwrightError(
+                        f"Process {self.index} does not hear of process {other} any more.",
+                        where=here(),
+                        why=str(error).splitlines()[0],
+                        fix="start all of them again from the last checkpoint",
+                    ) from None
+            waited = monotonic() - begun
+            print(
+                f"Process {self.index} waits for process {other} at {what}: {waited:.0f} s.",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def array(self, shape: tuple[int, ...], sharding: Any, part: Callable[[Any], Any]) -> Any:
+        """Contents of an array of which each process makes its own shards, by their indices."""
+        import jax
+
+        return jax.make_array_from_callback(shape, sharding_on_devices(sharding, shape), part)
+
+
+def _store() -> Any:
+    """The key-value store of JAX's coordinator."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def barrier(name: str = "barrier") -> None:
+    """Wait until every process has come here; one that waits says for whom.
+
+    >>> import meshwright as mw
+    >>> mw.distributed.barrier("after loading")
+    """
+    current_processes.all.exchange(f"barrier {name!r}", b"")
 
 
 def initialize(
@@ -59,21 +136,14 @@ def initialize(
         ) from error
     _begun.append(True)
     current_engine.name = "xla"
+    current_processes.all = JaxProcesses(int(jax.process_count()), int(jax.process_index()))
 
 
 def process_count() -> int:
     """How many processes there are."""
-    if not _begun:
-        return 1
-    import jax
-
-    return int(jax.process_count())
+    return current_processes.all.count
 
 
 def process_index() -> int:
     """Which of them this is, from 0."""
-    if not _begun:
-        return 0
-    import jax
-
-    return int(jax.process_index())
+    return current_processes.all.index

@@ -114,8 +114,6 @@ def runner(found: OnDevices, donated: Sequence[bool] = ()) -> Callable[..., tupl
 def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = None) -> OnDevices:
     """A program for JAX's devices, by default the first ones; ``placed`` says that it was partitioned for a mesh."""
     needed()
-    import jax
-
     program = program if placed else inline_calls(program, shard_maps=False)
     axes, on, ours = _laid_out(program, placed)
     count = prod(size for _, size in axes)
@@ -127,12 +125,33 @@ def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = N
             why="each device of the mesh runs its own part of the program",
             fix=f'a mesh of {len(found)}, or jax.config.update("jax_num_cpu_devices", {count}) before JAX is used',
         )
-    mesh = jax.sharding.Mesh(np.array(found).reshape([size for _, size in axes]), tuple(name for name, _ in axes))
-    spec: Any = jax.sharding.PartitionSpec
-    theirs = [jax.sharding.NamedSharding(mesh, spec(*(() if s is None else s.spec.partitions))) for s in ours]
+    mesh = _mesh_of(axes, found)
+    theirs = [_theirs(s, mesh) for s in ours]
     ins = len(program.inputs)
     text = dump(program, mesh=on, in_shardings=ours[:ins], out_shardings=ours[ins:], name="main")
     return OnDevices(program, text, mesh, tuple(theirs))
+
+
+def sharding_on_devices(sharding: NamedSharding, shape: tuple[int, ...]) -> Any:
+    """A sharding as JAX has it, on its first devices; what it cannot have in equal parts is whole on each."""
+    axes = tuple(sharding.mesh.shape.items())
+    devices = _devices(prod(size for _, size in axes), False)
+    return _theirs(_even(sharding, TensorType(shape, np.dtype(np.float32))), _mesh_of(axes, devices))
+
+
+def _mesh_of(axes: MeshAxes, devices: Sequence[Any]) -> Any:
+    import jax
+
+    count = prod(size for _, size in axes)
+    placed = np.array(devices[:count]).reshape([size for _, size in axes])
+    return jax.sharding.Mesh(placed, tuple(name for name, _ in axes))
+
+
+def _theirs(sharding: NamedSharding | None, mesh: Any) -> Any:
+    import jax
+
+    spec: Any = jax.sharding.PartitionSpec
+    return jax.sharding.NamedSharding(mesh, spec(*(() if sharding is None else sharding.spec.partitions)))
 
 
 def needed() -> None:

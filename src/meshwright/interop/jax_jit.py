@@ -52,7 +52,7 @@ def jit(
     )
 
 
-class _Call(NamedTuple):
+class JaxCall(NamedTuple):
     """A call without its static arguments: the leaves, their containers, and what the rest is."""
 
     leaves: list[Any]
@@ -60,7 +60,7 @@ class _Call(NamedTuple):
     static: tuple[Any, ...]
 
 
-class _Ready(NamedTuple):
+class JaxExecutable(NamedTuple):
     """A call that was compiled: what runs it, alone and while JAX traces something larger."""
 
     found: OnDevices
@@ -85,7 +85,7 @@ class _Ready(NamedTuple):
 class CompiledForJax:
     """What ``lower(*args).compile()`` returns: it runs on JAX's arrays, and answers what ``mw.Compiled`` does."""
 
-    def __init__(self, compiled: Compiled, split: Callable[..., _Call], ready: _Ready) -> None:
+    def __init__(self, compiled: Compiled, split: Callable[..., JaxCall], ready: JaxExecutable) -> None:
         self._compiled, self._split, self._ready = compiled, split, ready
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +125,7 @@ class JaxJitted:
         self._parameters = _parameter_names(function)
         self._static_names = {*names, *(self._parameters[n] for n in static_numbers if n < len(self._parameters))}
         self._static_numbers = {*static_numbers, *(self._parameters.index(n) for n in names if n in self._parameters)}
-        self._ready: dict[Any, _Ready] = {}
+        self._ready: dict[Any, JaxExecutable] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._split(args, kwargs)
@@ -176,7 +176,7 @@ class JaxJitted:
             types = [*found.program.in_types, *found.program.out_types]
             found = found._replace(shardings=tuple(map(_on_mesh(mesh), found.shardings, wanted, reached, types)))
             out_leaves, out_tree = jax.tree.flatten(lowered.out_info)
-            ready = _Ready(
+            ready = JaxExecutable(
                 found,
                 runner(found, compiled.donated),
                 order,
@@ -188,7 +188,7 @@ class JaxJitted:
 
         return LoweredForJax(ours, compile)
 
-    def _split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> _Call:
+    def _split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> JaxCall:
         import jax
 
         static = [(n, args[n]) for n in sorted(self._static_numbers) if n < len(args)]
@@ -196,14 +196,14 @@ class JaxJitted:
         rest = tuple(x for n, x in enumerate(args) if n not in self._static_numbers)
         rest_named = {name: x for name, x in kwargs.items() if name not in self._static_names}
         leaves, containers = jax.tree.flatten((rest, rest_named))
-        return _Call(leaves, containers, (*static, *named))
+        return JaxCall(leaves, containers, (*static, *named))
 
     def _names_of(self, args: Sequence[Any], static: bool = False) -> list[str]:
         """What the arguments by position are called, those that are static included or not."""
         known = [*self._parameters, *(f"argument{n}" for n in range(len(self._parameters), len(args)))]
         return [known[n] for n in range(len(args)) if static or n not in self._static_numbers]
 
-    def _argument_shardings(self, call: _Call, args: Sequence[Any]) -> list[Any]:
+    def _argument_shardings(self, call: JaxCall, args: Sequence[Any]) -> list[Any]:
         """Where arguments are to be: as asked for, or else where they are."""
         if self._in_shardings is None:
             return [_sharding_of(x) for x in call.leaves]
@@ -263,7 +263,7 @@ def _without_sharding(x: Any) -> Any:
     return x
 
 
-def _unflattened(call: _Call) -> Any:
+def _unflattened(call: JaxCall) -> Any:
     import jax
 
     return jax.tree.unflatten(call.containers, call.leaves)

@@ -31,6 +31,7 @@ from meshwright.arrays.checkpoint.layout import (
 from meshwright.arrays.checkpoint.saving import checksum
 from meshwright.arrays.device_put import PLACES, final_sharding
 from meshwright.arrays.tracing import ShapeDtypeStruct
+from meshwright.core.current import current_processes
 from meshwright.core.dtypes import DType
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, is_number
@@ -38,6 +39,7 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, StorageError, TreeError
 from meshwright.sharding.mesh import BaseMesh, get_mesh
 from meshwright.sharding.named import NamedSharding
+from meshwright.sharding.placement import Index
 from meshwright.sharding.spec import P
 
 _OPEN_FILES = 16  # at once
@@ -237,8 +239,13 @@ class _LeafReader:
         shards = entry["shards"]
         for shard in shards:  # so that room is made only for what is there
             self._find(shard, dtype)
+        apart = isinstance(sharding, NamedSharding) and current_processes.all.count > 1
         try:
-            data = self._join(shards, shape, dtype)
+            data = (
+                current_processes.all.array(shape, sharding, lambda index: self._part(shards, shape, dtype, index))
+                if apart
+                else self._join(shards, shape, dtype)
+            )
         except MemoryError:
             raise StorageError(
                 f"{entry['name'] or 'The array'} cannot be loaded: there is no memory for it.",
@@ -255,6 +262,22 @@ class _LeafReader:
         for shard in shards:
             part = tuple(slice(at, at + n) for at, n in zip(shard["offset"], shard["shape"], strict=True))
             data[part] = self._tensor(shard, dtype)
+        return data
+
+    def _part(self, shards: list[Json], shape: tuple[int, ...], dtype: DType, index: Index) -> Any:
+        """A part of an array: of the shards that have some of it, no others are read."""
+        wanted = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
+        data = np.empty([stop - start for start, stop in wanted], dtype)
+        for shard in shards:
+            ends = [at + n for at, n in zip(shard["offset"], shard["shape"], strict=True)]
+            common = [
+                (max(start, at), min(stop, end))
+                for (start, stop), at, end in zip(wanted, shard["offset"], ends, strict=True)
+            ]
+            if all(start < stop for start, stop in common):
+                there = tuple(slice(a - w, b - w) for (a, b), (w, _) in zip(common, wanted, strict=True))
+                here_ = tuple(slice(a - at, b - at) for (a, b), at in zip(common, shard["offset"], strict=True))
+                data[there] = self._tensor(shard, dtype)[here_]
         return data
 
     def _saved_place(self, entry: Json) -> NamedSharding | None:

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,11 @@ from meshwright.arrays.checkpoint.layout import (
 from meshwright.arrays.operands import known
 from meshwright.arrays.shards import distinct_parts, sharding_of
 from meshwright.core import dtypes
+from meshwright.core.current import current_processes
 from meshwright.core.files import remove, sync_directory, write_new
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
-from meshwright.core.types import TensorType
+from meshwright.core.types import Shape, TensorType
 from meshwright.errors import StorageError, TreeError
 from meshwright.sharding.placement import Index
 
@@ -49,6 +50,7 @@ try:
 except ImportError:  # elsewhere two processes that save to one path at once are not kept apart
     fcntl = None  # type: ignore[assignment]
 
+FILES_OF_A_PROCESS = 10_000  # whose numbers are its own, where several processes save
 SMALL_SHARD_BYTES = 1 << 16  # an array with smaller shards is stored in one piece
 # The names of what is saved and of what waits to be; the last is what the safetensors package left when it was killed.
 _OURS = re.compile(r"[0-9a-f]{16}-([0-9]{5,9}\.safetensors|layout\.json)|\.tmp[A-Za-z0-9]{6}")
@@ -69,7 +71,8 @@ def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) 
 
     Each distinct shard of an array is one tensor of a safetensors file; files are closed at about ``file_bytes``. If
     the process ends before ``save`` returns, the directory holds the old checkpoint, or none, or the new one: never a
-    part of one.
+    part of one. Of several processes (`mw.distributed`) all call it, with a path on a disk that all see: each writes
+    the shards that it has, and if one ends before all have written, the directory holds what it held before.
 
     >>> import tempfile
     >>> import meshwright as mw
@@ -88,10 +91,14 @@ def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) 
     structure = structure_to_json(tree, "", leaves)
     arrays = [None if _is_plain(leaf) else _as_array(leaf, name) for name, leaf in leaves]
     place = _SaveDirectory(directory)
+    if current_processes.all.count > 1:
+        _write_together(place, structure, leaves, arrays, file_bytes)
+        return
     try:
         place.enter()
         _refuse_others(directory)
-        _write(place, structure, leaves, arrays, file_bytes)
+        written, files = _write(_TensorWriter(place.directory, place.prefix, file_bytes), leaves, arrays)
+        _put(place, structure, written, files)
         place.leave()
     except BaseException as error:
         place.clear()
@@ -100,17 +107,103 @@ def save(path: str | os.PathLike[str], tree: Any, *, file_bytes: int = 1 << 28) 
         raise
 
 
-def _write(
+def _write_together(
     place: _SaveDirectory, structure: Json, leaves: list[tuple[str, Any]], arrays: list[Array | None], file_bytes: int
 ) -> None:
-    """Write everything and put it in place."""
-    writer = _TensorWriter(place.directory, place.prefix, file_bytes)
-    written = [
+    """As `save`, by all processes: the first one makes the directory and names its files, each writes the shards it has
+    (one that several have, one of them), and the first puts the layout in place when all have written."""
+    all_, what = current_processes.all, f"save to {place.directory}"
+    leads = all_.index == 0
+
+    def at_once(job: Callable[[], Json]) -> list[Json]:
+        """What the job gives in each process; an error in each if it fails in one."""
+        failed: StorageError | None = None
+        given: Json = {}
+        try:
+            given = {"given": job()}
+        except OSError as error:
+            failed = _cannot(place.directory, error)
+        except StorageError as error:
+            failed = error
+        if failed is not None:
+            given = {"why": f"process {all_.index}: {failed.why}", "fix": failed.fix}
+        found = [read_json(text) for text in all_.exchange(what, json.dumps(given).encode())]
+        if failed is not None:
+            raise failed
+        for one in found:
+            if "given" not in one:
+                raise StorageError(f"Nothing can be saved to {place.directory}.", where=here(), **one)
+        return [one["given"] for one in found]
+
+    def enter() -> Json:
+        if leads:
+            place.enter()
+            _refuse_others(place.directory)
+        return place.prefix
+
+    def put() -> Json:
+        if leads:
+            _refuse_missing(place.directory, files)
+            _put(place, structure, [_joined(parts) for parts in zip(*written, strict=True)], files)
+            place.leave()
+        return None
+
+    try:
+        place.prefix = at_once(enter)[0]
+        writer = _TensorWriter(place.directory, place.prefix, file_bytes, first=all_.index * FILES_OF_A_PROCESS)
+        found = at_once(lambda: _write(writer, leaves, arrays))
+        files = [file for _, theirs in found for file in theirs]
+        before = [sum(len(theirs) for _, theirs in found[:n]) for n in range(len(found))]
+        written = [[_from_file(entry, n) for entry in entries] for n, (entries, _) in zip(before, found, strict=True)]
+        at_once(put)
+    except BaseException:
+        if leads:
+            place.clear()
+        raise
+
+
+def _from_file(entry: Json, first: int) -> Json:
+    """What a process says of a leaf, with its files after those of others."""
+    if "shards" not in entry:
+        return entry
+    return {**entry, "shards": [{**shard, "file": shard["file"] + first} for shard in entry["shards"]]}
+
+
+def _joined(parts: Sequence[Json]) -> Json:
+    """What all processes say of a leaf."""
+    if "shards" not in parts[0]:
+        return parts[0]
+    return {**parts[0], "shards": [shard for part in parts for shard in part["shards"]]}
+
+
+def _refuse_missing(directory: Path, files: Sequence[Json]) -> None:
+    """An error if not every process writes to the same disk."""
+    for file in files:
+        path = directory / file["name"]
+        if not path.is_file() or path.stat().st_size != file["bytes"]:
+            raise StorageError(
+                f"Nothing can be saved to {directory}.",
+                where=here(),
+                why=f"process 0 does not see {file['name']}, which another one wrote",
+                fix="save to a directory that is on one disk for all processes",
+            )
+
+
+def _write(
+    writer: _TensorWriter, leaves: list[tuple[str, Any]], arrays: list[Array | None]
+) -> tuple[list[Json], list[Json]]:
+    """Write the shards that this process writes: what the layout says of each leaf, and the files."""
+    written: list[Json] = [
         {"name": name, "number": number_to_json(leaf)} if array is None else writer.add(name, array)
         for (name, leaf), array in zip(leaves, arrays, strict=True)
     ]
     writer.flush()
-    text = layout_text({"tree": structure, "leaves": written, "files": writer.files}).encode()
+    return written, writer.files
+
+
+def _put(place: _SaveDirectory, structure: Json, written: Sequence[Json], files: Sequence[Json]) -> None:
+    """Put what was written in place."""
+    text = layout_text({"tree": structure, "leaves": list(written), "files": list(files)}).encode()
     if len(text) > MAX_JSON_BYTES:
         raise StorageError(
             f"Nothing can be saved to {place.directory}.",
@@ -118,14 +211,14 @@ def _write(
             why=f"the structure of the tree takes {len(text)} bytes, and {MAX_JSON_BYTES} at most are read again",
             fix="save large strings as arrays of bytes, or the tree in several parts",
         )
-    place.put(text, frozenset(entry["name"] for entry in writer.files))
+    place.put(text, frozenset(entry["name"] for entry in files))
 
 
 class _TensorWriter:
     """Collects tensors and writes them, a file at a time."""
 
-    def __init__(self, directory: Path, prefix: str, file_bytes: int) -> None:
-        self.directory, self.prefix, self.file_bytes = directory, prefix, file_bytes
+    def __init__(self, directory: Path, prefix: str, file_bytes: int, first: int = 0) -> None:
+        self.directory, self.prefix, self.file_bytes, self.first = directory, prefix, file_bytes, first
         self.files: list[Json] = []
         self.pending: dict[str, Any] = {}
         self.pending_bytes = 0
@@ -142,12 +235,12 @@ class _TensorWriter:
             dims = sharding.to_tensor_sharding(x.type.ndim).dims
             spec = [[axis.short() for axis in dim.axes] for dim in dims]
             entry["sharding"] = {"mesh": str(sharding.mesh), "spec": spec}
-        entry["shards"] = [self._add_shard(name, x.data, index) for index in _pieces(x)]
+        entry["shards"] = [self._add_shard(name, x.type.shape, index, part) for index, part in _pieces(x)]
         return entry
 
-    def _add_shard(self, name: str, data: Any, index: Index) -> Json:
-        bounds = [part.indices(size)[:2] for part, size in zip(index, data.shape, strict=True)]
-        tensor = _stored(np.asarray(data[index], order="C"))
+    def _add_shard(self, name: str, shape: Shape, index: Index, part: Any) -> Json:
+        bounds = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
+        tensor = _stored(np.asarray(part, order="C"))
         if self.pending and self.pending_bytes + tensor.nbytes > self.file_bytes:
             self.flush()
         key = f"{name or 'value'}[{','.join(f'{start}:{stop}' for start, stop in bounds)}]"
@@ -165,7 +258,7 @@ class _TensorWriter:
         """Write what was collected to a file of its own, down to the disk."""
         if not self.pending:
             return
-        path = self.directory / f"{self.prefix}-{len(self.files):05}.safetensors"
+        path = self.directory / f"{self.prefix}-{self.first + len(self.files):05}.safetensors"
         size = write_new(path, _file_parts(self.pending))
         self.files.append({"name": path.name, "bytes": size})
         self.pending, self.pending_bytes = {}, 0
@@ -188,13 +281,33 @@ def _file_parts(tensors: dict[str, Any]) -> Iterator[Any]:
         yield _bytes_of(tensor)
 
 
-def _pieces(x: Array) -> list[Index]:
-    """The parts an array is cut into."""
+def _pieces(x: Array) -> Iterator[tuple[Index, Any]]:
+    """The parts of an array that this process writes, and what is in them."""
     if not x.type.size:
-        return []
-    found = distinct_parts(sharding_of(x), x.type.shape)
-    small = len(found) > 1 and x.type.nbytes < SMALL_SHARD_BYTES * len(found)
-    return [(slice(None),) * x.type.ndim] if small else found
+        return
+    if not getattr(x._data, "is_fully_addressable", True):
+        yield from _own_pieces(x._data)
+    elif current_processes.all.index == 0:
+        found = distinct_parts(sharding_of(x), x.type.shape)
+        small = len(found) > 1 and x.type.nbytes < SMALL_SHARD_BYTES * len(found)
+        for index in [(slice(None),) * x.type.ndim] if small else found:
+            yield index, x.data[index]
+
+
+def _own_pieces(data: Any) -> Iterator[tuple[Index, Any]]:
+    """Those of an array over several processes, its contents JAX's: of processes that have a part, one writes it."""
+    holders: dict[tuple[tuple[int, int], ...], set[int]] = {}
+    for device, index in data.sharding.devices_indices_map(data.shape).items():
+        holders.setdefault(_bounds(index, data.shape), set()).add(device.process_index)
+    own = {_bounds(shard.index, data.shape): shard for shard in data.addressable_shards}
+    for number, bounds in enumerate(sorted(holders)):
+        processes = sorted(holders[bounds])
+        if processes[number % len(processes)] == current_processes.all.index:
+            yield tuple(slice(*one) for one in bounds), np.asarray(own[bounds].data)
+
+
+def _bounds(index: Index, shape: Shape) -> tuple[tuple[int, int], ...]:
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _stored(data: Any) -> Any:
@@ -220,7 +333,8 @@ def _is_plain(x: Any) -> bool:
 
 def _as_array(x: Any, name: str) -> Array:
     if isinstance(x, Array):
-        x.data  # noqa: B018  (an error if it was donated)
+        if getattr(x._data, "is_fully_addressable", True):
+            x.data  # noqa: B018  (an error if it was donated)
         return x
     if isinstance(x, Value):
         known(x, "Saving", "save what the traced function returns")

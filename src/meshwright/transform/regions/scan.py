@@ -183,7 +183,7 @@ def _scan_linearize(
     return carry + ys, spread(carry_ts, carry_mask) + spread(ys_ts, ys_mask)
 
 
-class _Steps(NamedTuple):
+class LoopWithResiduals(NamedTuple):
     """A loop and its derivative: ``first`` is the body that also returns what is kept of each step. ``again`` makes the
     residuals that ``linear`` takes, of what ``fixed`` returns for the constants of the loop, of what is kept, and of
     the scanned rows that the mask marks."""
@@ -195,7 +195,7 @@ class _Steps(NamedTuple):
     linear: Program
 
 
-def _with_residuals(program: Program, linear: Program, params: Params, count: int) -> _Steps:
+def _with_residuals(program: Program, linear: Program, params: Params, count: int) -> LoopWithResiduals:
     """The steps of a body that returns ``count`` outputs, and then the residuals that ``linear`` takes first."""
     n_consts, n_carry = params["consts"], params["carry"]
     linear = dce(linear)
@@ -216,7 +216,7 @@ def _with_residuals(program: Program, linear: Program, params: Params, count: in
     stacked = [v for v in kept if v in varying]
     fixed = [*pick(consts, const_mask), *(v for v in kept if v not in varying)]
     before = dce(replace(first, outputs=tuple(fixed)), effects=False)
-    return _Steps(
+    return LoopWithResiduals(
         dce(replace(first, outputs=(*first.outputs[:count], *stacked))),
         replace(before, inputs=first.inputs[:n_consts]),
         second_run(replace(found.again, inputs=(*fixed, *stacked, *pick(xs, rows)))),
