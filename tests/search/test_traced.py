@@ -72,6 +72,16 @@ def test_estimates_of_replicas_are_those_of_the_step_partitioned_and_simulated(n
     assert found.peak_bytes_per_device == pytest.approx(real.peak_bytes_per_device, rel=0.1)
 
 
+@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [64, 512])
+def test_small_gradients_are_summed_together_as_the_step_partitioned_sums_them(devices, batch):
+    costs = dist.OnTopology(hardware.Topology("h100", devices))
+    model = dist.traced(*shapes(transformer, transformer.Config(), 8))
+    real = simulated(transformer, transformer.Config(), batch, data=devices)
+    found = dist.estimate(model, dist.Strategy(devices), batch, costs)
+    assert found.seconds == pytest.approx(real.seconds, rel=0.02)
+
+
 def test_a_traced_step_is_costed_for_the_batch_asked_for_not_the_one_it_was_traced_with():
     machine = hardware.Topology("h100", 4)
 
@@ -155,6 +165,21 @@ def test_a_step_that_needs_its_whole_batch_has_the_memory_of_the_program_simulat
         assert found.peak_bytes_per_device == pytest.approx(real.peak_bytes_per_device, rel=0.01)
     with pytest.raises(ShapeError, match=r"The model needs its whole batch on one device\."):
         dist.estimate(model, dist.Strategy(2), model.rows, machine)
+
+
+def test_a_step_that_needs_its_whole_batch_is_searched_by_other_processes_with_another_batch():
+    model, topology = dist.traced(*shapes(moe, moe.Config(), 16)), hardware.Topology("h100", 2)
+    with ProcessPoolExecutor(1) as pool:
+        spread = dist.grid_search(model, topology, 32, executor=pool, prune=False)
+    assert spread == dist.grid_search(model, topology, 32, workers=1, prune=False)
+    assert len(spread)
+    fixed = dist.traced(model.program, *shapes(moe, moe.Config(), 16)[1:])
+    with pytest.raises(ShapeError) as error:
+        dist.grid_search(fixed, topology, 32)
+    said = str(error.value).splitlines()
+    assert said[0] == "The step was traced with a batch of 16, and not with 32."
+    assert said[1].startswith("  why:  an equation puts the samples together, at ")
+    assert said[2:] == ["  fix:  dist.traced(step, params, batch) with a batch of 32"]
 
 
 def test_what_is_no_training_step_is_refused():

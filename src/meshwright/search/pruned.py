@@ -18,7 +18,8 @@ from meshwright.search.strategy import Estimate, Least
 from meshwright.simulate.transformer.strategy import Strategy
 
 ALONE_SECONDS = 1.0  # that a search takes before it starts processes
-CHUNK = 16  # strategies that a process is given at once
+CHUNK = 16  # strategies that a process is given at once,
+WHOLE_GROUP = 256  # and those of a group whose program takes long to read
 AHEAD = 3  # chunks that wait for each process
 MANY = 64  # chunks that are under way on a pool that does not say how many workers it has
 ROUNDING = 1e-9
@@ -93,6 +94,12 @@ class Estimator:
     planned: Callable[[Strategy], Plan]
     batch: int
     memory_bytes: float | None
+    chunk_size: int = CHUNK
+
+    @property
+    def ahead(self) -> int:
+        """Chunks that wait for each process: of large ones few, so that they know what those before have found."""
+        return AHEAD if self.chunk_size == CHUNK else 1
 
     def one(self, candidate: BoundedStrategy, standing: Standing | None) -> Estimate | Least:
         """The estimate of a candidate, which the standing takes note of; if it is ruled out, the bound that does so."""
@@ -134,7 +141,8 @@ def estimates(
     todo = deque(_by_promise(candidates, standing) if standing is not None else candidates)
     workers = (_cores() if get_start_method() == "fork" else 1) if workers is None else workers
     if executor is not None:
-        yield from _by_pool(make, _chunks(todo), standing, executor, AHEAD * getattr(executor, "_max_workers", MANY))
+        count = getattr(executor, "_max_workers", MANY)
+        yield from _by_pool(make, _chunks(todo, make.chunk_size), standing, executor, make.ahead * count)
         return
     start = perf_counter()
     while todo and (workers < 2 or perf_counter() - start < ALONE_SECONDS):
@@ -148,7 +156,7 @@ def estimates(
             left.append(candidate)
     if left:
         with ProcessPoolExecutor(min(workers, -(-len(left) // CHUNK))) as pool:
-            yield from _by_pool(make, _chunks(left), standing, pool, AHEAD * workers)
+            yield from _by_pool(make, _chunks(left, make.chunk_size), standing, pool, make.ahead * workers)
 
 
 def _by_promise(candidates: Sequence[BoundedStrategy], standing: Standing) -> list[BoundedStrategy]:
@@ -164,14 +172,14 @@ def _by_promise(candidates: Sequence[BoundedStrategy], standing: Standing) -> li
     return found
 
 
-def _chunks(candidates: Sequence[BoundedStrategy]) -> Iterator[list[BoundedStrategy]]:
+def _chunks(candidates: Sequence[BoundedStrategy], size: int) -> Iterator[list[BoundedStrategy]]:
     """Candidates of one group together, the group of the most promising first."""
     groups: dict[Hashable, list[BoundedStrategy]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.group, []).append(candidate)
     for group in groups.values():
-        for first in range(0, len(group), CHUNK):
-            yield group[first : first + CHUNK]
+        for first in range(0, len(group), size):
+            yield group[first : first + size]
 
 
 def _by_pool(

@@ -17,7 +17,7 @@ from meshwright.search.bounds import bounds_for
 from meshwright.search.estimates import EstimateFile
 from meshwright.search.layered import GPT, Layered, layered
 from meshwright.search.layered_plan import LayeredPlan
-from meshwright.search.pruned import BoundedStrategy, Estimator, Standing, estimates
+from meshwright.search.pruned import CHUNK, WHOLE_GROUP, BoundedStrategy, Estimator, Standing, estimates
 from meshwright.search.result import SearchResult, promised
 from meshwright.search.space import SearchSpace
 from meshwright.search.strategy import Costs, Estimate, Least
@@ -259,6 +259,8 @@ def grid_search(
             why=f"each is a process, and up to {MOST_WORKERS} are started",
             fix="workers=8",
         )
+    if isinstance(model, Traced):
+        model = model.at(batch)  # here and not in other processes, which do not have the function
     if memory_bytes is None and topology is not None:
         memory_bytes = topology.chip.hbm_bytes
     if state_bytes is None:
@@ -270,7 +272,7 @@ def grid_search(
         given = (model, batch, topology, state_bytes, memory_bytes, sequence)
         kept = EstimateFile(path, _case(costs, count, itemsize, *given))
     told = _Told(kept, progress, better)
-    make = Estimator(planner, batch, memory_bytes)
+    make = Estimator(planner, batch, memory_bytes, WHOLE_GROUP if isinstance(model, Traced) else CHUNK)
     standing = Standing(memory_bytes, top) if prune else None
     try:
         todo = planner.candidates(told.unknown(wanted, standing), kept.least if kept is not None else {})

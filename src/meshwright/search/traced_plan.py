@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.partition.combine import LARGEST_BYTES
 from meshwright.search.clocks import overlapped
 from meshwright.search.step_units import BACKWARD, FORWARD, SHARED, TAIL, WEIGHTS
 from meshwright.search.strategy import Costs, Least, check_batch
@@ -190,9 +191,12 @@ class TracedPlan:
         """When a device has summed the gradients of its units over replicas, and updated their parameters."""
         s, steps = self.strategy, self.sequence
         cuts = self.sums.cuts
-        units = [np.arange(cuts[stage], cuts[stage + 1]) for stage in self.mine(device)]
-        found = self._finished(steps, np.concatenate(units)[::-1], clock)
-        return found + self.late if s.pipeline == 1 and s.data > 1 else found
+        units = np.concatenate([np.arange(cuts[stage], cuts[stage + 1]) for stage in self.mine(device)])[::-1]
+        found = self._finished(steps, units, clock)
+        if s.pipeline > 1 or s.data == 1:
+            return found
+        one_by_one = found + self.late
+        return min(one_by_one, self._finished(steps, units, clock, together=True)) if s.zero < 2 else one_by_one
 
     @property
     def late(self) -> float:
@@ -209,19 +213,28 @@ class TracedPlan:
 
         return float(self._known(("late", s.data), make))
 
-    def _finished(self, steps: UnitSequence, units: np.ndarray, clock: float, zero: int | None = None) -> float:
+    def _finished(
+        self, steps: UnitSequence, units: np.ndarray, clock: float, zero: int | None = None, together: bool = False
+    ) -> float:
         zero = self.strategy.zero if zero is None else zero
         back = steps.seconds[units][:, [BACKWARD, WEIGHTS]].sum(1)
         update = steps.seconds[units, TAIL] / (self.strategy.data if zero else 1)
         there = clock - float(back.sum()) + np.cumsum(back)
         if zero < 2:
-            there = _in_turn(
-                there, self.spread("reduce_scatter" if zero else "allreduce", steps.nbytes["gradients"][units])
-            )
+            kind, nbytes = "reduce_scatter" if zero else "allreduce", steps.nbytes["gradients"][units]
+            there = self._together(kind, there, nbytes) if together else _in_turn(there, self.spread(kind, nbytes))
         done = _in_turn(np.maximum(there, clock), update)
         if zero in (1, 2):
             done = _in_turn(done, self.spread("allgather", steps.nbytes["parameters"][units]))
         return float(done[-1])
+
+    def _together(self, kind: str, there: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+        """When the gradients of units are summed, as many at once as the program of a mesh takes together."""
+        bucket = buckets_of(nbytes)
+        ready = np.zeros(bucket[-1] + 1)
+        np.maximum.at(ready, bucket, there)
+        found: np.ndarray = _in_turn(ready, self.groups(kind, np.bincount(bucket, nbytes)))[bucket]
+        return found
 
     def spread(self, kind: str, nbytes: np.ndarray) -> np.ndarray:
         """The seconds of a collective of all, shared out by the bytes of each."""
@@ -276,6 +289,21 @@ def _each(seconds: Callable[[float], float], nbytes: np.ndarray) -> np.ndarray:
     """A function of bytes, once for those that are equal; of none it is nothing."""
     known = {n: seconds(n) if n else 0.0 for n in set(nbytes.tolist())}
     return np.array([known[n] for n in nbytes.tolist()])
+
+
+def buckets_of(nbytes: np.ndarray) -> np.ndarray:
+    """Numbers of runs of neighbours that come to no more bytes than one collective has, or are one.
+
+    >>> buckets_of(np.array([3e7, 1e6, 2e6, 9e7, 1e6])).tolist()
+    [0, 0, 0, 1, 2]
+    """
+    found, number, held = [], 0, 0.0
+    for n in nbytes.tolist():
+        if held and n and held + n > LARGEST_BYTES:
+            number, held = number + 1, 0.0
+        held += n
+        found.append(number)
+    return np.array(found)
 
 
 def _in_turn(there: np.ndarray, lengths: np.ndarray) -> np.ndarray:
