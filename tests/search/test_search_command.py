@@ -368,7 +368,7 @@ def test_gpus_that_do_not_fill_their_nodes_are_one_message(chips, filled, capsys
     assert capsys.readouterr().err == (
         f"{chips} h100 do not fill their nodes.\n"
         f"  why:  a node has 8 GPUs, and {chips} is more than one node but no multiple of 8\n"
-        f"  fix:  --hardware 'h100 {filled}'\n"
+        f"  fix:  --chips {filled}\n"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -69,6 +70,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
                         help="keep estimates there (JSON by line in a .json), and go on from those it has")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="simulate what bounds rule out, too")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core for long searches)")
+    parser.add_argument("--explain", action="store_true",
+                        help="say what bounds the best strategy of a transformer, what others lose, and what would "
+                        "make another best")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -110,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         )
     searched = Searched(found, model, machine, args)
     print(json.dumps(searched.facts(), indent=2) if args.json else searched.text())
+    if args.explain and not args.json and found.best is not None:
+        print(f"\n{found.explain()}")
     return 0 if found.best is not None else 1
 
 
@@ -178,6 +184,12 @@ def _model(args: argparse.Namespace) -> Model:
         model: Model = read_model(args.model, args.batch)
     else:
         model = model_of_file(args.program, args.config)
+    if args.explain and transformer_of(model) is None:
+        raise TextError(
+            "--explain is of a transformer.",
+            why="steps of transformers are known by their parts",
+            fix="leave it out, or --model llama3-70b; meshwright layout FILE.py --explain, of a layout without stages",
+        )
     if args.sequence is not None and transformer_of(model) is None:
         raise TextError(
             "--sequence is of a transformer.",
@@ -246,8 +258,12 @@ def read_chips(text: str, devices: int | None) -> Topology:
             why="neither --chips nor a shape in --hardware is given",
             fix=f"--chips 64, or --hardware '{found.name} 64'",
         )
-    with as_typed():
-        return Topology(found, devices)
+    try:
+        with as_typed():
+            return Topology(found, devices)
+    except HardwareError as error:
+        error.fix = re.sub(rf"--hardware '{re.escape(found.name)} (\d+)'", r"--chips \1", error.fix)
+        raise
 
 
 class Searched:
@@ -343,6 +359,7 @@ class Searched:
             "best": self._facts(best) if best is not None else None,
             "fastest": [self._facts(e) for e in found[: self.args.top]],
             "pareto": [self._facts(e) for e in found.pareto],
+            **({"explanation": found.explain()} if self.args.explain and best is not None else {}),
         }
 
     def _facts(self, e: Estimate) -> dict[str, Any]:

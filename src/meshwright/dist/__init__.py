@@ -38,8 +38,7 @@ from meshwright.device.recompute import recompute
 from meshwright.device.resolve import check, resolve
 from meshwright.simulate.pipelines import SCHEDULES, Schedule
 from meshwright.simulate.pipelines import PipelineTask as Task
-from meshwright.search.explained_strategies import explain_search
-from meshwright.search.result import SearchResult
+from meshwright.search.result import SearchResult, explain_search
 from meshwright.search.serving import ServingLayout, ServingResult, serving_search
 from meshwright.search.strategies import estimate, grid_search, strategies
 from meshwright.simulate.devices.simulate import simulate

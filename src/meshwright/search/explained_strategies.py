@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -19,63 +21,116 @@ from meshwright.search.explained import (
     table_of,
     what_if_lines,
 )
-from meshwright.search.result import SearchResult
+from meshwright.search.strategy import Estimate
 from meshwright.search.transformer_plan import fits_on, transformer_of
-from meshwright.simulate.transformer import StepSimulation, train
+from meshwright.simulate.transformer.step import step_totals, train_step
+from meshwright.simulate.transformer.step_program import StepDtypes
 from meshwright.simulate.transformer.strategy import Strategy
 
 OTHER = 1e-2  # of the time of a step, by which another strategy must be faster after a change to be named
+SHOWN = 4  # strategies in the table
 
 
-def explain_search(found: SearchResult, model: Any, topology: Topology, batch: int, sequence: int | None = None) -> str:
-    """What bounds the best strategy for a transformer, what the next ones lose and where, and which single change of
-    the machine or of the batch would make another of them best.
+@dataclass(frozen=True)
+class SearchedFor:
+    """What a search was asked: a model, a machine, a batch and what `simulate.transformer.train` takes beside.
 
-    ``found`` is what `grid_search` returned for the same model, machine and batch, with parameters of 2 bytes and an
-    optimizer of 12.
-
-    >>> from meshwright import dist, hardware
-    >>> model, machine = dist.GPT(layers=4, dim=256, heads=4), hardware.Topology("h100", 2)
-    >>> found = dist.grid_search(model, machine, batch=8, microbatches=[1], zero=[0])
-    >>> dist.explain_search(found, model, machine, batch=8).startswith("best: ")
-    True
+    ``again`` makes the same search on another machine, with another batch and memory.
     """
-    sizes = transformer_of(model, sequence)
-    best = found.best
-    if sizes is None or best is None:
+
+    model: Any
+    topology: Topology
+    batch: int
+    sequence: int | None = None
+    dtypes: StepDtypes = StepDtypes()  # noqa: RUF009 - it is frozen
+    mode: str = "exact"
+    overlap: str = "loops"
+    memory_bytes: float | None = None
+    again: Callable[[Topology, int, float], Iterable[Estimate]] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"dtypes": self.dtypes, "mode": self.mode, "overlap": self.overlap}
+
+    @property
+    def room(self) -> float:
+        """The memory of a device."""
+        chip = self.topology.chip
+        return chip.known("hbm_bytes", inf) if self.memory_bytes is None else self.memory_bytes
+
+
+def explained(found: Sequence[Estimate], asked: SearchedFor, search: bool = False) -> str:
+    """What bounds the best strategy for a transformer, what the next ones lose and where, and which single change of
+    the machine or of the batch would make another best: of those found, or in a ``search`` after each change."""
+    sizes = transformer_of(asked.model, asked.sequence)
+    fitting = [e for e in found if e.fits]
+    if sizes is None or not fitting:
         raise ShapeError(
-            "There is no strategy to explain." if sizes is not None else f"The model is {type(model).__name__}.",
+            "There is no strategy to explain." if sizes is not None else f"The model is {type(asked.model).__name__}.",
             where=here(),
             why="none fits into memory" if sizes is not None else "steps of transformers are known by their parts",
             fix="a search with more chips or a smaller batch" if sizes is not None else "a dist.GPT",
         )
     shape, length = sizes
-    strategies = [best.strategy, *(e.strategy for e in found.estimates if e.fits and e is not best)][:4]
+    shown = [e.strategy for e in fitting[:SHOWN]]
+    steps = [train_step(shape, machine_of(asked.topology, s), s, asked.batch, length, **asked.options) for s in shown]
+    named = [(_name(strategy), one) for strategy, one in zip(shown, steps, strict=True)]
+    rows = [
+        LayoutParts(name, one.seconds, parts_of(one), one.memory_by_kind, one.peak_bytes_per_device <= asked.room)
+        for name, one in named
+    ]
+    lines = [f"best: {_name(shown[0])}", *bound_lines(steps[0]), memory_line(rows[0].memory, asked.room)]
+    changes = what_if_lines(what_if(fitting, asked, search))
+    changes[0] = changes[0].removesuffix(":") + (", each searched for:" if search else ", of those found:")
+    return "\n".join([*lines, "", table_of(rows), "", *changes])
 
-    def played(strategy: Strategy, on: Topology, rows: int) -> StepSimulation:
-        return train(shape, machine_of(on, strategy), strategy, rows, length)
 
-    steps = [played(strategy, topology, batch) for strategy in strategies]
-    named = [(_name(strategy), one) for strategy, one in zip(strategies, steps, strict=True)]
-    rows = [LayoutParts(name, one.seconds, parts_of(one), one.memory_by_kind, one.fits) for name, one in named]
-    room = topology.chip.known("hbm_bytes", inf)
+def what_if(fitting: Sequence[Estimate], asked: SearchedFor, search: bool = False) -> list[WhatIf]:
+    """What is best after each of some single changes: of what was found, or of a search on the changed machine.
+
+    Of what was found, where times change, the fastest few and those that need the least memory are simulated again.
+    """
+    topology, batch, room = asked.topology, asked.batch, asked.room
     changes = [(one.change, one.topology, batch, room * one.memory) for one in changed_machines(topology)]
-    changes += [("twice the batch", topology, 2 * batch, room), ("half the batch", topology, batch // 2, room)]
+    changes += [("twice the batch", topology, 2 * batch, room)]
+    changes += [("half the batch", topology, batch // 2, room)] if batch > 1 else []
+    few = [*fitting[:SHOWN], *sorted(fitting[SHOWN:], key=lambda e: e.peak_bytes_per_device)[:SHOWN]]
     tried = []
     for change, on, samples, memory in changes:
-        seconds = []
-        for strategy in strategies:
-            try:
-                one = played(strategy, on, samples) if fits_on(shape, strategy, samples, length) else None
-            except HardwareError:  # the machine does not lie so
-                one = None
-            seconds.append(one.seconds if one is not None and one.peak_bytes_per_device <= memory else inf)
-        least = min(seconds)
-        other = least < (1 - OTHER) * seconds[0]
-        name = _name(strategies[seconds.index(least)])
-        tried.append(WhatIf(change, name, least if other else seconds[0], seconds[0], other or least == inf))
-    lines = [f"best: {_name(best.strategy)}", *bound_lines(steps[0]), memory_line(rows[0].memory, room)]
-    return "\n".join([*lines, "", table_of(rows), "", *what_if_lines(tried)])
+        if (on, samples) == (topology, batch):
+            seconds = {e.strategy: e.seconds if e.peak_bytes_per_device <= memory else inf for e in fitting}
+        else:
+            then = [one for e in few for one in _with_batch(e.strategy, batch, samples)]
+            seconds = {strategy: _seconds(asked, strategy, on, samples, memory) for strategy in then}
+        now = {one: seconds[one] for one in _with_batch(fitting[0].strategy, batch, samples)}
+        kept = min(now.values())
+        if search and asked.again is not None:
+            seconds = {e.strategy: e.seconds for e in asked.again(on, samples, memory) if e.fits} | now
+        best = min(seconds, key=lambda strategy: seconds[strategy])
+        other = seconds[best] < (1 - OTHER) * kept
+        least = seconds[best] if other else kept
+        tried.append(WhatIf(change, _name(best), least, kept, other or least == inf))
+    return tried
+
+
+def _with_batch(strategy: Strategy, batch: int, samples: int) -> list[Strategy]:
+    """A strategy for a batch with another one: with as many microbatches, or with as large ones."""
+    count, rest = divmod(strategy.microbatches * samples, batch)
+    return [strategy] if rest or not count else list({strategy: 0, strategy.with_(microbatches=count): 0})
+
+
+def _seconds(asked: SearchedFor, strategy: Strategy, on: Topology, batch: int, memory: float) -> float:
+    """What a strategy takes on another machine; infinite where it does not fit or cannot be laid out."""
+    sizes = transformer_of(asked.model, asked.sequence)
+    assert sizes is not None
+    shape, length = sizes
+    if not fits_on(shape, strategy, batch, length):
+        return inf
+    try:
+        found = step_totals(shape, machine_of(on, strategy), strategy, batch, length, **asked.options)
+        return found.seconds[0] if found.peak_bytes <= memory else inf
+    except HardwareError:  # the machine does not lie so
+        return inf
 
 
 def _name(strategy: Strategy) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any, overload
 
+from meshwright.core.source import here
+from meshwright.errors import ShapeError
+from meshwright.hardware.topology import Topology
+from meshwright.search.explained_strategies import SearchedFor, explained
 from meshwright.search.pruned import SLOWEST
 from meshwright.search.strategy import Estimate
 from meshwright.simulate.transformer.strategy import Strategy
@@ -26,6 +30,7 @@ class SearchResult:
     estimates: tuple[Estimate, ...]
     considered: int = field(default=0, compare=False)
     simulated: int = field(default=0, compare=False)
+    asked: SearchedFor | None = field(default=None, compare=False, repr=False)
 
     @property
     def best(self) -> Estimate | None:
@@ -40,6 +45,27 @@ class SearchResult:
             if not found or e.peak_bytes_per_device < found[-1].peak_bytes_per_device:
                 found.append(e)
         return tuple(found)
+
+    def explain(self, *, search: bool = False) -> str:
+        """What bounds the best strategy for a transformer, what the next ones lose and where, and which single change
+        of the machine or of the batch would make another best.
+
+        Of those that were found; with ``search`` each change is searched for anew, in the same space.
+
+        >>> from meshwright import dist, hardware
+        >>> model, machine = dist.GPT(layers=4, dim=256, heads=4), hardware.Topology("h100", 2)
+        >>> found = dist.grid_search(model, machine, batch=8, microbatches=[1], zero=[0], recompute=["none"])
+        >>> print(found.explain().splitlines()[0])
+        best: data=2
+        """
+        if self.asked is None:
+            raise ShapeError(
+                "There is nothing to explain this search by.",
+                where=here(),
+                why="it was not on a topology, or is not what dist.grid_search returned",
+                fix="dist.explain_search(found, model, topology, batch)",
+            )
+        return explained(self.estimates, self.asked, search)
 
     def __len__(self) -> int:
         return len(self.estimates)
@@ -71,3 +97,17 @@ def promised(found: Sequence[Estimate], wanted: Sequence[Strategy], top: int | N
     elif top is not None:
         every = every[:top]
     return SearchResult(tuple(every), len(wanted), len(found))
+
+
+def explain_search(found: SearchResult, model: Any, topology: Topology, batch: int, sequence: int | None = None) -> str:
+    """`SearchResult.explain` of estimates that were not made by one search, such as those of a file.
+
+    They are of this model, machine and batch, with parameters of 2 bytes and an optimizer of 12, and peak rates.
+
+    >>> from meshwright import dist, hardware
+    >>> model, machine = dist.GPT(layers=4, dim=256, heads=4), hardware.Topology("h100", 2)
+    >>> found = dist.grid_search(model, machine, batch=8, microbatches=[1], zero=[0])
+    >>> dist.explain_search(found, model, machine, batch=8) == found.explain()
+    True
+    """
+    return explained(found.estimates, SearchedFor(model, topology, batch, sequence))

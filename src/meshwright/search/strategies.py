@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -15,6 +15,7 @@ from meshwright.hardware.topology import Topology
 from meshwright.hardware.transformer import TransformerShape
 from meshwright.search.bounds import bounds_for
 from meshwright.search.estimates import EstimateFile
+from meshwright.search.explained_strategies import SearchedFor
 from meshwright.search.layered import GPT, Layered, layered
 from meshwright.search.layered_plan import LayeredPlan
 from meshwright.search.pruned import CHUNK, WHOLE_GROUP, BoundedStrategy, Estimator, Standing, estimates
@@ -284,7 +285,22 @@ def grid_search(
     finally:
         if kept is not None:
             kept.close()
-    return promised(told.found, wanted, top if prune else None)
+    asked = None
+    if isinstance(costs, OnTopology) and transformer_of(model, sequence) is not None:
+        dtypes, overlap = dtypes_of(itemsize, state_bytes), "loops" if costs.overlap else "none"
+        options = {"itemsize": itemsize, "state_bytes": state_bytes, "sequence": sequence, "workers": workers, **space}
+        again = partial(_searched_again, model, count, (costs.overlap, costs.mode), options)
+        asked = SearchedFor(model, costs.topology, batch, sequence, dtypes, costs.mode, overlap, memory_bytes, again)
+    return replace(promised(told.found, wanted, top if prune else None), asked=asked)
+
+
+def _searched_again(
+    model: Model, devices: int, kind: tuple[bool, str], options: dict[str, Any], on: Topology, batch: int, memory: float
+) -> SearchResult:
+    """A search on another machine, with another batch and memory."""
+    overlap, mode = kind
+    costs = OnTopology(on, overlap=overlap, mode=mode)
+    return grid_search(model, on, batch, devices=devices, costs=costs, memory_bytes=memory, top=1, **options)
 
 
 class _Told:
