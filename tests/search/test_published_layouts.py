@@ -20,7 +20,8 @@ from tests.simulate.test_published_runs import RUNS, Run
 
 ONE_F = ("1f1b", "interleaved")
 # 2021: recomputation of whole layers, and neither ZeRO nor sequence parallelism. Later NVIDIA's recomputed attention or
-# layers, which is nothing or layers where attention is one kernel, and shared out the optimizer's state; FSDP shares
+# layers, which is nothing or layers where attention is one kernel (with all but matmuls made again, Nemotron-4 would be
+# 7 % faster), and shared out the optimizer's state; FSDP shares
 # out gradients, too, or nothing. Llama 3 shared out positions of its long sequences alone: with 2 devices for 8,192 of
 # them another layout is 7 % faster. (Its data parallelism crossed pods of 3,072 chips, between which the network is 7
 # times slower; here all chips are in one.)
