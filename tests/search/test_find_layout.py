@@ -479,3 +479,12 @@ def test_few_of_many_layers_tell_what_all_take() -> None:
         assert one.simulation.seconds >= found.best.seconds and one.kind == "simulated"
     for one in found.best.in_shardings[0][1:]:
         assert one == found.best.in_shardings[0][0]
+
+
+@pytest.mark.slow
+def test_bytes_that_are_estimated_are_near_those_that_are_simulated() -> None:
+    layers = [{"up": shape(1024, 4096), "down": shape(4096, 1024)}] * 120
+    found = mw.find_layout(deep_step, layers, shape(1 << 14, 1024), topology="h100 8")
+    others = [(one, one.peak_bytes_per_device) for one in found if one.kind == "estimated"]
+    for one, held in others[:2]:
+        assert held == pytest.approx(one.simulation.peak_bytes_per_device, rel=0.25)

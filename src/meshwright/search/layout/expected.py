@@ -23,10 +23,11 @@ class Expected:
         self.peak_bytes_per_device = peak
         self._whole = whole
 
-    def corrected(self, ratio: float) -> None:
-        """Take into account what the whole step took in another layout, against what was expected of that."""
+    def corrected(self, ratio: float, held: float = 1.0) -> None:
+        """Take into account how many times the seconds, and the bytes, that were expected of it another layout took."""
         self.exposed_seconds = max(0.0, self.exposed_seconds + (ratio - 1) * self.seconds)
         self.seconds *= ratio
+        self.peak_bytes_per_device = int(held * self.peak_bytes_per_device)
 
     @cached_property
     def simulation(self) -> Simulation:

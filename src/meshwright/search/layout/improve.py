@@ -40,9 +40,11 @@ def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes:
             first = _simulate(search, one, given, whole=n == 0 and search.is_large)
             expected = search.is_large and first.fits and first.seconds <= NEAR * one.seconds
             if n == 0 and (expected or near_bound(search)):
+                best, held = _fastest(search), search.held(one)
+                ratio = best.seconds / one.seconds if one.seconds else 1.0
                 for other in candidates[1:OTHERS]:
                     search.estimated(other)
-                correct(search.made.values(), _fastest(search).seconds / one.seconds if one.seconds else 1.0)
+                correct(search.made.values(), ratio, best.peak_bytes_per_device / held if held else 1.0)
                 return
         if n == 0:
             _simulate_split_batch(search, meshes[0])

@@ -158,12 +158,15 @@ class LayoutSearch:
             self.made[key] = self.step.laid_out(given, machine, name, everywhere, self.memory, self.mode, taken)
         return self.made[key]
 
+    def held(self, one: Candidate) -> float:
+        """The bytes that a device holds where one device by itself holds most: without what is only passed on."""
+        return sum(float(b[w]) for b, w in zip(one.model.nbytes, one.ways, strict=True))
+
     def estimated(self, one: Candidate) -> None:
         """Add a candidate with the seconds and bytes that are expected of it."""
         given, machine = self.inputs(one), self.machine(one.model.mesh.shape)
         work = sum(float(s[w]) for s, w in zip(one.model.compute, one.ways, strict=True))
-        held = int(sum(float(b[w]) for b, w in zip(one.model.nbytes, one.ways, strict=True)))
-        expected = partial(Expected, "estimated", one.seconds, work, one.seconds - work, held)
+        expected = partial(Expected, "estimated", one.seconds, work, one.seconds - work, int(self.held(one)))
         name, rest = split_name(self.step, given), (self.memory, self.mode, expected)
         self.made.setdefault((*given, frozenset()), self.step.laid_out(given, machine, name, {}, *rest))
 
@@ -221,11 +224,11 @@ def mesh_of(sizes: Mapping[str, int]) -> Mesh:
     return Mesh(np.arange(prod(sizes.values())).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def correct(found: Iterable[FoundLayout], ratio: float) -> None:
-    """Take into account, for layouts that were not simulated, what one took against what was expected of it."""
+def correct(found: Iterable[FoundLayout], ratio: float, held: float = 1.0) -> None:
+    """Take into account, for layouts that were not simulated, what one took, and held, against what was expected."""
     for one in found:
         if one.kind != "simulated" and isinstance(one.measured, Expected):
-            one.measured.corrected(ratio)
+            one.measured.corrected(ratio, held)
 
 
 def split_name(step: Step, given: Sequence[TensorSharding]) -> str:
