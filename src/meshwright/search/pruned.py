@@ -166,7 +166,7 @@ def _by_promise(candidates: Sequence[BoundedStrategy], standing: Standing) -> li
     found = sorted(candidates, key=lambda c: (c.nbytes > room, c.seconds))
     if found and not standing.fastest:
         near = [c for c in found if c.seconds <= SLOWEST * found[0].seconds and c.nbytes <= room] or found
-        first = min(near, key=lambda c: (c.strategy.tensor, c.nbytes))
+        first = min(near, key=lambda c: (c.strategy.tensor, c.strategy.pipeline, c.nbytes))
         found.remove(first)
         found.insert(0, first)
     return found
