@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from math import prod
 
 ITEM = 4  # bytes of an element
@@ -14,7 +15,13 @@ _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 
 def moved_bytes(text: str, devices: int) -> tuple[int, int]:
     """Bytes that all devices receive in a compiled module, and its number of collectives."""
-    total, count = 0.0, 0
+    found = moved_by_kind(text, devices).values()
+    return sum(nbytes for nbytes, _ in found), sum(count for _, count in found)
+
+
+def moved_by_kind(text: str, devices: int) -> dict[str, tuple[int, int]]:
+    """The same for each kind of collective that there is."""
+    total, counts = defaultdict[str, float](float), Counter[str]()
     for line in text.splitlines():
         if _STARTED.search(line):
             raise ValueError(f"a collective in an unknown form: {line.strip()}")
@@ -22,17 +29,17 @@ def moved_bytes(text: str, devices: int) -> tuple[int, int]:
         if found is None:
             continue
         size = ITEM * sum(prod(map(int, filter(None, s.split(",")))) for s in _SHAPE.findall(found[1]))
-        count += 1
         kind = found[2]
+        counts[kind] += 1
         if kind == "collective-permute":
             pairs = re.findall(r"\{(\d+),(\d+)\}", line.split("source_target_pairs=")[1])
-            total += size * sum(one != other for one, other in pairs)
+            total[kind] += size * sum(one != other for one, other in pairs)
             continue
         group = _group(line)
         share = {"all-gather": (group - 1) / group, "all-to-all": (group - 1) / group,
                  "all-reduce": 2 * (group - 1) / group, "reduce-scatter": group - 1}[kind]  # fmt: skip
-        total += devices * size * share
-    return round(total), count
+        total[kind] += devices * size * share
+    return {kind: (round(total[kind]), counts[kind]) for kind in counts}
 
 
 def _group(line: str) -> int:
