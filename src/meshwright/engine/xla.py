@@ -102,7 +102,10 @@ def runner(found: OnDevices, donated: Sequence[bool] = ()) -> Callable[..., tupl
         return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
 
     def run(*data: Any) -> tuple[Any, ...]:
-        return tuple(called(*map(put, data, arguments)))
+        try:
+            return tuple(called(*data))
+        except ValueError:  # they are elsewhere
+            return tuple(called(*map(put, data, arguments)))
 
     def run_wide(*data: Any) -> tuple[Any, ...]:
         with jax.enable_x64(True):
