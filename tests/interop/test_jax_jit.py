@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.errors import MeshError, MeshwrightError, ShardingError
+from meshwright.errors import MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
 from meshwright.interop.jax import jit
 
 
@@ -131,6 +131,49 @@ def test_inside_of_a_larger_function(mesh: Any) -> None:
     larger = lambda g: lambda x: 2 * g(x + 1)
     x = jax.device_put(jnp.arange(32.0).reshape(8, 4), on)
     np.testing.assert_allclose(jax.jit(larger(f))(x), jax.jit(larger(lambda x: jnp.tanh(x).sum(0)))(x), rtol=1e-6)
+
+
+def test_static_arguments_of_other_types_are_others() -> None:
+    f = lambda x, n: x * n / 2 if isinstance(n, float) else x * n // 2
+    ours = jit(f, static_argnums=-1)
+    for n in (1, 1.0, True):
+        np.testing.assert_array_equal(ours(jnp.arange(3.0), n), jax.jit(f, static_argnums=-1)(jnp.arange(3.0), n))
+
+
+def test_what_jax_is_told_between_calls_counts() -> None:
+    ours, theirs = (make(lambda x: jnp.sin(x).astype(float)) for make in (jit, jax.jit))
+    for wide in (False, True, False):
+        with jax.enable_x64(wide):
+            x = np.arange(3.0)
+            assert ours(x).dtype == theirs(x).dtype
+
+
+@pytest.mark.parametrize("name", ["weak", "key", "device", "keys"])
+def test_types_and_devices_of_results(name: str) -> None:
+    f, args = {
+        "weak": (lambda s: s * 2, (1.5,)),
+        "key": (lambda key: jax.random.normal(key, (4,)), (jax.random.key(0),)),
+        "device": (lambda x: x + 1, (jax.device_put(jnp.ones(3), jax.devices()[3]),)),
+        "keys": (jax.random.split, (jax.random.key(0),)),
+    }[name]
+    found, expected = jit(f)(*args), jax.jit(f)(*args)
+    same(found, expected)
+    assert (str(jax.typeof(found)), getattr(found, "weak_type", False)) == (
+        str(jax.typeof(expected)),
+        getattr(expected, "weak_type", False),
+    )
+    assert found.devices() == expected.devices()
+
+
+def test_a_compiled_function_takes_what_it_was_compiled_for() -> None:
+    x = jnp.ones(3)
+    compiled = jit(lambda p, n: p["a"] * n, static_argnames="n").lower({"a": x}, n=3).compile()
+    np.testing.assert_array_equal(compiled({"a": x}, n=3), [3.0, 3.0, 3.0])
+    for args, kwargs in [(({"b": x},), {"n": 3}), (({"a": x},), {"n": 5}), (({"a": x}, 3), {})]:
+        with raises(TreeError, "This compiled function cannot take these arguments."):
+            compiled(*args, **kwargs)
+    with raises(ShapeError, "This compiled function cannot take (float32[4])."):
+        compiled({"a": jnp.ones(4)}, n=3)
 
 
 def raises(kind: type[MeshwrightError], text: str) -> Any:

@@ -113,6 +113,15 @@ class Executable:
         return tree.unflatten(self.out_tree, map(Array, outs, self.out_types, self.out_shardings))
 
 
+def _as_laid_out(where: Where, types: Sequence[TensorType]) -> Any:
+    """What a program depends on of where its arguments are: the same for shardings that are written differently."""
+    placement, device = where
+    if placement is None:
+        return device
+    laid_out = [s and s.to_tensor_sharding(t.ndim) for s, t in zip(placement.in_shardings, types, strict=True)]
+    return device, placement.mesh, placement.others, *laid_out
+
+
 class Jitted:
     """A function compiled for each combination of argument types it meets."""
 
@@ -141,6 +150,7 @@ class Jitted:
         self.static_argnames = static_argnames
         self.donate = donate
         self._compiled: dict[Any, Executable] = {}
+        self._alike: dict[Any, Executable] = {}  # the same by what they depend on
         self._plain: dict[Any, Executable] = {}  # those for positional arrays alone, by their types
         self._traced: dict[Any, tuple[TracedFunction, list[Any]]] = {}  # with the meshes that the function names
 
@@ -182,8 +192,11 @@ class Jitted:
         compiled = self._compiled.get(key)
         if compiled is None:
             where = self._where(args, kwargs, statics, places, types)
-            start, stages, device = self._start(in_tree, statics, types, where)
-            compiled = Executable(replace(start, engine=engine), stages, device)
+            alike = (in_tree, statics, *key[2:5], *types, _as_laid_out(where, types))
+            compiled = self._alike.get(alike)
+            if compiled is None:
+                start, stages, device = self._start(in_tree, statics, types, where)
+                compiled = self._alike[alike] = Executable(replace(start, engine=engine), stages, device)
             self._compiled[key] = compiled
             plain = not kwargs and not statics and where is NOWHERE and not compiled.donated
             if plain and all(x.__class__ is Array and x._sharding is None for x in args):

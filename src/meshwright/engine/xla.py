@@ -47,6 +47,7 @@ class OnDevices(NamedTuple):
     text: str
     mesh: Any
     shardings: tuple[Any, ...]
+    weak: tuple[bool, ...]  # which results are weakly typed for JAX
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -71,7 +72,7 @@ class OnDevices(NamedTuple):
 
     def bind(self, *values: Any) -> list[Any]:
         """The results for values of JAX as this one op."""
-        types = tuple((t.shape, np.dtype(t.dtype)) for t in self.program.out_types)
+        types = tuple((t.shape, np.dtype(t.dtype), w) for t, w in zip(self.program.out_types, self.weak, strict=True))
         found: list[Any] = _primitive().bind(*values, text=self.text, types=types)
         return found
 
@@ -102,10 +103,10 @@ def runner(found: OnDevices, donated: Sequence[bool] = ()) -> Callable[..., tupl
         return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
 
     def run(*data: Any) -> tuple[Any, ...]:
-        try:
-            return tuple(called(*data))
-        except ValueError:  # they are elsewhere
-            return tuple(called(*map(put, data, arguments)))
+        if all(x.__class__ is not np.ndarray for x in data):  # for those of NumPy, JAX would compile once more
+            with suppress(ValueError):  # they are elsewhere
+                return tuple(called(*data))
+        return tuple(called(*map(put, data, arguments)))
 
     def run_wide(*data: Any) -> tuple[Any, ...]:
         with jax.enable_x64(True):
@@ -132,7 +133,7 @@ def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = N
     theirs = [_theirs(s, mesh) for s in ours]
     ins = len(program.inputs)
     text = dump(program, mesh=on, in_shardings=ours[:ins], out_shardings=ours[ins:], name="main")
-    return OnDevices(program, text, mesh, tuple(theirs))
+    return OnDevices(program, text, mesh, tuple(theirs), (False,) * len(program.outputs))
 
 
 def sharding_on_devices(sharding: NamedSharding, shape: tuple[int, ...]) -> Any:
@@ -220,8 +221,16 @@ def _primitive() -> Any:
     primitive.multiple_results = True
 
     @primitive.def_abstract_eval  # type: ignore[untyped-decorator]
-    def types_of(*_: Any, text: str, types: Any) -> list[Any]:
-        return [jax.core.ShapedArray(shape, dtype) for shape, dtype in types]
+    def types_of(*operands: Any, text: str, types: Any) -> list[Any]:
+        # On the mesh of the operands, if they have one: a result is then an operand of the same type, and what takes it
+        # is not compiled once more.
+        mesh = next((x.sharding.mesh for x in operands if not x.sharding.mesh.empty), None)
+        spec: Any = jax.sharding.PartitionSpec
+        found = []
+        for shape, dtype, weak in types:
+            where = None if mesh is None else jax.sharding.NamedSharding(mesh, spec(*[None] * len(shape)))
+            found.append(jax.core.ShapedArray(shape, dtype, weak_type=weak, sharding=where))
+        return found
 
     def lower(context: Any, *operands: Any, text: str, types: Any) -> Any:
         module = ir.Module.parse(text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, NamedTuple
 
@@ -13,16 +15,24 @@ from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.compile.compiled import Compiled, Lowered
 from meshwright.compile.jit import jit as jit_here
 from meshwright.core import tree
-from meshwright.core.program import Program
+from meshwright.core.dtypes import config
+from meshwright.core.facts import Structure
+from meshwright.core.program import Atom, Program
 from meshwright.core.source import here
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
 from meshwright.engine.xla import OnDevices, needed, on_devices, runner
-from meshwright.errors import MeshError, MeshwrightError, ShardingError
+from meshwright.errors import MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
 from meshwright.interop.mlir import load
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import P, entry_axes
+from meshwright.transform.simplify import with_inputs
+
+SETTINGS = (
+    "enable_x64", "threefry_partitionable", "default_prng_impl", "numpy_rank_promotion", "numpy_dtype_promotion",
+    "default_matmul_precision", "enable_custom_prng", "legacy_prng_key", "debug_nans", "disable_jit",
+)  # fmt: skip
 
 
 def jit(
@@ -85,11 +95,26 @@ class JaxExecutable(NamedTuple):
 class CompiledForJax:
     """What ``lower(*args).compile()`` returns: it runs on JAX's arrays, and answers what ``mw.Compiled`` does."""
 
-    def __init__(self, compiled: Compiled, split: Callable[..., JaxCall], ready: JaxExecutable) -> None:
-        self._compiled, self._split, self._ready = compiled, split, ready
+    def __init__(self, compiled: Compiled, split: Callable[..., JaxCall], call: JaxCall, ready: JaxExecutable) -> None:
+        self._compiled, self._split, self._call, self._ready = compiled, split, call, ready
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ready(self._split(args, kwargs).leaves)
+        call, made_for = self._split(args, kwargs), self._call
+        if (call.containers, call.static) != (made_for.containers, made_for.static):
+            raise TreeError(
+                "This compiled function cannot take these arguments.",
+                where=here(),
+                why="it was compiled for others: containers, names or static values differ",
+                fix="f(*args), which compiles for what it is given",
+            )
+        if [_shape(x) for x in call.leaves] != [_shape(x) for x in made_for.leaves]:
+            raise ShapeError(
+                f"This compiled function cannot take ({', '.join(map(_shape, call.leaves))}).",
+                where=here(),
+                why=f"it was compiled for ({', '.join(map(_shape, made_for.leaves))})",
+                fix="f(*args), which compiles for what it is given",
+            )
+        return self._ready(call.leaves)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
@@ -120,16 +145,18 @@ class JaxJitted:
         update_wrapper(self, function)
         self._function = function
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
-        self._donated = donated
         names = (static_names,) if isinstance(static_names, str) else tuple(static_names)
         self._parameters = _parameter_names(function)
+        count = len(self._parameters)
+        static_numbers = tuple(n + count if n < 0 else n for n in static_numbers)
+        self._donated = tuple(n + count if n < 0 else n for n in donated)
         self._static_names = {*names, *(self._parameters[n] for n in static_numbers if n < len(self._parameters))}
         self._static_numbers = {*static_numbers, *(self._parameters.index(n) for n in names if n in self._parameters)}
         self._ready: dict[Any, JaxExecutable] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._split(args, kwargs)
-        key = call.containers, call.static, tuple(map(_kind, call.leaves))
+        key = call.containers, call.static, _settings(), tuple(map(_kind, call.leaves))
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready[key] = self.lower(*args, **kwargs).compile()._ready
@@ -140,18 +167,19 @@ class JaxJitted:
         import jax
 
         call = self._split(args, kwargs)
-        lowered = jax.jit(
+        traced = jax.jit(
             self._function,
             keep_unused=True,
             static_argnums=tuple(sorted(self._static_numbers)),
             static_argnames=tuple(sorted(self._static_names)),
-        ).lower(*jax.tree.map(_without_sharding, args), **jax.tree.map(_without_sharding, kwargs))
+        ).trace(*jax.tree.map(_without_sharding, args), **jax.tree.map(_without_sharding, kwargs))
+        lowered = traced.lower()
         program = load(lowered.as_text())
         theirs = self._argument_shardings(call, args)
         results = _broadcast(self._out_shardings, lowered.out_info, "out_shardings")
         mesh = _only_mesh([*theirs, *results])
-        types = [ShapeDtypeStruct(t.shape, t.dtype, sharding=_ours(s, mesh))
-                 for t, s in zip(program.in_types, theirs, strict=True)]  # fmt: skip
+        devices = _devices_of(call.leaves) if mesh is None else list(mesh.devices.flat)
+        program = program if mesh is not None else _unconstrained(program)
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(_unflattened(call))[0]]
         names, nested, order = _by_name(paths, self._names_of(args))
         donated = {self._names_of(args, static=True)[n] for n in self._donated if n < len(args)}
@@ -161,7 +189,10 @@ class JaxJitted:
             out_shardings=tuple(_ours(s, mesh) for s in results) if any(s is not None for s in results) else None,
             donate_argnums=tuple(n for n, name in enumerate(names) if name in donated),
         )
-        ours = jitted.lower(*tree.map(lambda n: types[n], nested))
+        with kept_wide(program):
+            types = [ShapeDtypeStruct(t.shape, t.dtype, sharding=_ours(s, mesh))
+                     for t, s in zip(program.in_types, theirs, strict=True)]  # fmt: skip
+            ours = jitted.lower(*tree.map(lambda n: types[n], nested))
 
         def compile() -> CompiledForJax:
             compiled = ours.compile()
@@ -169,12 +200,15 @@ class JaxJitted:
             found = on_devices(
                 compiled.global_program if placed is None else placed.program,
                 placed is not None,
-                None if mesh is None else list(mesh.devices.flat),
+                devices,
             )
             wanted = [*(theirs[n] for n in order), *results]
             reached = [*[None] * len(order), *compiled.out_shardings]
             types = [*found.program.in_types, *found.program.out_types]
-            found = found._replace(shardings=tuple(map(_on_mesh(mesh), found.shardings, wanted, reached, types)))
+            found = found._replace(
+                shardings=tuple(map(_on_mesh(mesh), found.shardings, wanted, reached, types)),
+                weak=tuple(aval.weak_type for aval in traced.jaxpr.out_avals),
+            )
             out_leaves, out_tree = jax.tree.flatten(lowered.out_info)
             ready = JaxExecutable(
                 found,
@@ -184,15 +218,15 @@ class JaxJitted:
                 out_tree,
                 tuple(_key_kind(x.dtype) for x in out_leaves),
             )
-            return CompiledForJax(compiled, self._split, ready)
+            return CompiledForJax(compiled, self._split, call, ready)
 
         return LoweredForJax(ours, compile)
 
     def _split(self, args: Sequence[Any], kwargs: dict[str, Any]) -> JaxCall:
         import jax
 
-        static = [(n, args[n]) for n in sorted(self._static_numbers) if n < len(args)]
-        named = [(name, kwargs[name]) for name in sorted(self._static_names) if name in kwargs]
+        static = [(n, type(args[n]), args[n]) for n in sorted(self._static_numbers) if n < len(args)]
+        named = [(name, type(kwargs[name]), kwargs[name]) for name in sorted(self._static_names) if name in kwargs]
         rest = tuple(x for n, x in enumerate(args) if n not in self._static_numbers)
         rest_named = {name: x for name, x in kwargs.items() if name not in self._static_names}
         leaves, containers = jax.tree.flatten((rest, rest_named))
@@ -216,6 +250,13 @@ class JaxJitted:
         return [_sharding_of(x, asked=s) for x, s in zip(call.leaves, where, strict=True)]
 
 
+def _settings() -> tuple[Any, ...]:
+    """What JAX is told that changes the programs it traces."""
+    import jax
+
+    return tuple(getattr(jax.config, f"jax_{name}", None) for name in SETTINGS)
+
+
 def _numbers(numbers: int | Sequence[int]) -> tuple[int, ...]:
     return (numbers,) if isinstance(numbers, int) else tuple(numbers)
 
@@ -233,6 +274,12 @@ def _kind(x: Any) -> Any:
     import jax
 
     return jax.typeof(x), None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+
+
+def _shape(x: Any) -> str:
+    import jax
+
+    return str(jax.typeof(x).update(weak_type=False) if hasattr(x, "dtype") else jax.typeof(x))
 
 
 def _sharding_of(x: Any, asked: Any = None) -> Any:
@@ -285,6 +332,36 @@ def _broadcast(prefix: Any, containers: Any, what: str) -> list[Any]:
             fix=f"{what}=sharding for all, or containers like those of the arguments or results",
         ) from None
     return jax.tree.leaves(found, is_leaf=lambda x: x is None)
+
+
+def _unconstrained(program: Program) -> Program:
+    """A program that is on no mesh: what it says of layouts says nothing."""
+    given: dict[Atom, Atom] = {}
+    eqns = []
+    for eqn in program.eqns:
+        eqn = with_inputs(eqn, given)
+        is_constraint = eqn.op.structure is Structure.CONSTRAINT
+        if is_constraint and not any(map(entry_axes, eqn.params["spec"].partitions)):
+            given[eqn.outputs[0]] = eqn.inputs[0]
+        else:
+            eqns.append(eqn)
+    return replace(program, eqns=tuple(eqns), outputs=tuple(given.get(a, a) for a in program.outputs))
+
+
+def _devices_of(leaves: Sequence[Any]) -> list[Any] | None:
+    """The one device that arguments were put onto, None if they were put nowhere."""
+    import jax
+
+    put = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.committed]
+    found = {device for x in put for device in x.devices()}
+    if len(found) > 1:
+        raise MeshError(
+            f"The arguments are on {len(found)} devices, and on no mesh.",
+            where=here(),
+            why=", ".join(sorted(map(str, found))),
+            fix="jax.device_put(x, jax.sharding.NamedSharding(mesh, spec)) for all, or one device for all",
+        )
+    return list(found) or None
 
 
 def _only_mesh(shardings: Sequence[Any]) -> Any:
@@ -358,18 +435,36 @@ def _entry(entry: Any) -> Any:
     return P.UNCONSTRAINED if entry is jax.sharding.PartitionSpec.UNCONSTRAINED else entry
 
 
+@contextmanager
+def kept_wide(program: Program) -> Iterator[None]:
+    """Numbers of 64 bits stay so, if the program has some."""
+    before = config.enable_x64
+    wide = any(t.dtype.itemsize == (16 if t.dtype.kind == "c" else 8) for t in (*program.in_types, *program.out_types))
+    config.update("enable_x64", before or wide)
+    try:
+        yield
+    finally:
+        config.update("enable_x64", before)
+
+
 def _by_name(paths: Sequence[Any], positional: Sequence[str]) -> tuple[list[str], list[Any], tuple[int, ...]]:
     """The names of arguments, each argument as dicts of the numbers of its leaves (so that leaves are called as their
     users call them, whatever the containers are), and the order in which these come."""
     nested: dict[str, Any] = {}
+    if len({_text(path, positional) for path in paths}) < len(paths):  # keys that are written alike
+        return [f"leaf{n}" for n in range(len(paths))], list(range(len(paths))), tuple(range(len(paths)))
     for n, path in enumerate(paths):
-        of_args = getattr(path[0], "idx", 0) == 0
-        steps = [positional[path[1].idx] if of_args else path[1].key, *map(_step, path[2:])]
-        inside = nested
+        inside, steps = nested, _text(path, positional)
         for step in steps[:-1]:
             inside = inside.setdefault(step, {})
         inside[steps[-1]] = n
     return list(nested), list(nested.values()), tuple(tree.leaves(list(nested.values())))
+
+
+def _text(path: Any, positional: Sequence[str]) -> tuple[str, ...]:
+    """The steps to a leaf as text, from the name of its argument on."""
+    of_args = getattr(path[0], "idx", 0) == 0
+    return (positional[path[1].idx] if of_args else path[1].key, *map(_step, path[2:]))
 
 
 def _step(entry: Any) -> str:
