@@ -216,9 +216,9 @@ def test_a_2d_mesh_has_rings_along_each_axis():
         return mw.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
 
     x = numbers(16, 4)
-    found = map_(lambda x: ops.all_reduce(ops.all_reduce(x, "x", debug=True), "data", bidirectional=True, debug=True))(
-        x
-    )
+    found = map_(
+        lambda x: ops.all_reduce(ops.all_reduce(x, "x", debug=pl.Debug()), "data", bidirectional=True, debug=True)
+    )(x)
     np.testing.assert_array_equal(found, np.tile(x.reshape(8, 2, 4).sum(0), (8, 1)))
 
 
@@ -235,12 +235,12 @@ def test_an_all_reduce_of_256_devices_on_a_torus_and_on_one_ring():
     rows = mw.P(("y", "x"))
 
     def torus(x: Any) -> Any:
-        return ops.all_reduce(ops.all_reduce(x, "x", debug=True), "y", debug=True)
+        return ops.all_reduce(ops.all_reduce(x, "x", debug=pl.Debug()), "y", debug=True)
 
     mesh = mw.make_mesh((16, 16), ("y", "x"))
     found = mw.jit(mw.shard_map(torus, mesh=mesh, in_specs=rows, out_specs=rows))(x)
     np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
-    found = on_ring(lambda x: ops.all_reduce(x, "x", debug=True), 256, x)
+    found = on_ring(lambda x: ops.all_reduce(x, "x", debug=pl.Debug()), 256, x)
     np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
 
 

@@ -48,10 +48,11 @@ The kernel cannot go on: 1 of 4 devices waits for a signal that nobody will send
         device 0, device 1, device 3 have returned
   fix:  send as many signals to each device as it waits for, and start every copy that is waited for""",
     "a_copy_nobody_waits_for": """\
-The copy of device 0 is not waited for when the kernel ends.
+The copy of device 0 to the window of out_ref is not waited for in its grid step.
   at:   FILE:N   pltpu.async_copy(x_ref, out_ref, sem)  # here
-  why:  it may still be under way, and its semaphore keeps its bytes
-  fix:  copy.wait(), or for a remote copy copy.wait_send() on the sender and copy.wait_recv() on the receiver""",
+  why:  the block is written to main memory when its steps are over, with or without what is copied
+  fix:  copy.wait() in the body; for a copy that a later kernel waits for, the whole output in its own memory:
+        out_specs=pl.BlockSpec(memory_space=pltpu.VMEM)""",
     "a_signal_nobody_waits_for": """\
 The semaphore sem of device 0 is left at 1.
   at:   FILE:N   pltpu.semaphore_signal(sem, 3)  # here

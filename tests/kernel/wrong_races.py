@@ -340,7 +340,7 @@ def a_semaphore_of_a_device_that_may_not_be_there_yet(x_ref, out_ref, sem):
     pltpu.semaphore_wait(sem)
 
 
-@wrong(pltpu.ScopeError, 2, [])
+@wrong(pltpu.BarrierError, 2, [])
 def memory_of_a_scope_that_the_other_may_not_have_entered(x_ref, out_ref):
     other = 1 - lax.axis_index("x")
     barrier(other)

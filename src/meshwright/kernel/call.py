@@ -123,6 +123,11 @@ class KernelCall:
         """The axes of the grid whose steps may be run in any order."""
         return [n for n, one in enumerate(self.params.dimension_semantics or ()) if semantics(one) != "arbitrary"]
 
+    def summary(self, types: Sequence[TensorType]) -> str:
+        """What is run on what, in one line: what ``debug=True`` prints."""
+        given, made = (", ".join(map(str, some)) for some in (types, self.out_types))
+        return f"{self.name} over the grid {self.grid}: ({given}) -> ({made})"
+
     def __repr__(self) -> str:
         return f"<kernel {self.name}>"
 
@@ -295,6 +300,7 @@ def _run(
         home=call.source,
         core_axis=call.core_axis,
         tiles=call.debug is not None and call.debug.tiles,
+        checks=call.debug is not None,
         clock=clock,
         most_seconds=SECONDS if call.debug is None else call.debug.most_seconds,
         most_actions=ACTIONS if call.debug is None else call.debug.most_actions,
@@ -384,7 +390,11 @@ def _prepare(
             return SemaphoreRef(machine.allocate(task, ("out", n), label, semaphores))
         given = inputs[of_out[n]].copy() if n in of_out else None
         place = None if places is None else places[n]
-        return operand(("out", n), label, MemoryType(MemorySpace.ANY, t.shape, t.dtype), given, place)
+        # The whole of an output in a memory of its own is that memory; on a clock it is also written back.
+        spec = call.out_specs[n]
+        whole = spec.block_shape is None and spec.index_map is None and call.cores == 1 and not machine.clock.runs
+        space = spec.memory_space if whole and spec.memory_space is not None else MemorySpace.ANY
+        return operand(("out", n), label, MemoryType(space, t.shape, t.dtype), given, place)
 
     of_out = {out: n for n, out in to_out.items()}
     outs = [output(n, t) for n, t in enumerate(call.out_types)]
@@ -397,7 +407,9 @@ def _prepare(
         elif n in to_out:
             ins.append(outs[to_out[n]])
         elif call.in_specs[n - scalar_leaves].memory_space is MemorySpace.SEMAPHORE:
-            array = machine.allocate(task, ("in", n), names[n], Semaphores(SemaphoreType.DMA, data.shape))
+            array = machine.allocate(
+                task, ("in", n), names[n], Semaphores(SemaphoreType.of_counts(data.dtype), data.shape)
+            )
             array.restore(data)
             ins.append(SemaphoreRef(array))
         else:

@@ -19,7 +19,7 @@ from meshwright.kernel import operation
 from meshwright.kernel.call import CompilerParams, Debug, KernelCall, Runner, check_grid, run_kernel
 from meshwright.kernel.language.body import parameter_names
 from meshwright.kernel.language.indexing import as_int
-from meshwright.kernel.language.spaces import SEMANTICS, Semaphores, SemaphoreType, semantics
+from meshwright.kernel.language.spaces import SEMANTICS, MemoryType, Semaphores, SemaphoreType, semantics
 from meshwright.kernel.pipeline.blocks import BlockSpec, GridSpec
 from meshwright.kernel.run.faults import KernelError
 from meshwright.ops.collective import axis_index
@@ -70,8 +70,8 @@ def pallas_call(
     given_out_specs = spec.out_specs if many else [spec.out_specs]
     source = user_source()
     params = _compiler_params(compiler_params if compiler_params is not None else mosaic_params)
-    if debug is not None and not isinstance(debug, Debug):
-        debug = Debug() if debug else None
+    shown = debug is True
+    checks = debug if isinstance(debug, Debug) else None
 
     def call(*args: Any) -> Any:
         flat = [tree.flatten(arg) for arg in args]
@@ -87,7 +87,7 @@ def pallas_call(
             name=str(name or getattr(kernel, "__name__", "kernel")),
             grid=tuple(None if isinstance(n, Tracer) else n for n in sizes),
             in_specs=tuple(_specs(spec.in_specs, in_trees[head:], "in_specs")),
-            out_specs=tuple(_specs(given_out_specs, [t for _, t in out_flat], "out_specs")),
+            out_specs=tuple(map(_in_space, _specs(given_out_specs, [t for _, t in out_flat], "out_specs"), out_leaves)),
             labels=_labels(kernel, len(in_trees), len(out_flat)),
             out_types=tuple(map(_type, out_leaves)),
             out_axes=tuple(getattr(leaf, "vma", None) for leaf in out_leaves),
@@ -98,13 +98,15 @@ def pallas_call(
             scalars=head,
             aliases=tuple(sorted(dict(input_output_aliases or {}).items())),
             params=params,
-            debug=debug,
+            debug=checks,
             cores=params.num_cores if core_mesh is None else core_mesh[1],
             core_axis="core" if core_mesh is None else core_mesh[0],
             source=source,
         )
         _check_aliases(built, leaves)
         _check_semantics(built)
+        if shown:
+            print(built.summary([leaf.type for leaf in leaves]))
         results = _apply(built, [*leaves, *traced])
         return _like_out_shape(out_shape, built.out_trees, results)
 
@@ -117,16 +119,14 @@ def _compiler_params(given: Any) -> CompilerParams:
 
 
 def _like_out_shape(out_shape: Any, trees: Sequence[tree.TreeDef], results: Sequence[Any]) -> Any:
-    """Results in the containers that ``out_shape`` has."""
+    """Results in the containers that ``out_shape`` has; of a list of them a tuple, as JAX has it."""
     if out_shape is None:
         return None
     parts, at = [], 0
     for t in trees:
         parts.append(tree.unflatten(t, results[at : at + t.num_leaves]))
         at += t.num_leaves
-    if isinstance(out_shape, tuple | list):
-        return tuple(parts) if isinstance(out_shape, tuple) else parts
-    return parts[0]
+    return tuple(parts) if isinstance(out_shape, tuple | list) else parts[0]
 
 
 def _apply(call: KernelCall, leaves: list[Any]) -> list[Any]:
@@ -182,7 +182,7 @@ def _sizes(grid: Any) -> tuple[Any, ...]:
     if isinstance(grid, Array | np.ndarray) and grid.ndim == 1:
         grid = np.asarray(grid).tolist()
     given = grid if isinstance(grid, tuple | list) else (grid,)
-    sizes = tuple(n if isinstance(n, Tracer) else as_int(n) for n in given)
+    sizes = tuple(map(_size, given))
     for size in sizes:
         if isinstance(size, Tracer) and size.shape != ():
             raise KernelError(
@@ -195,6 +195,13 @@ def _sizes(grid: Any) -> tuple[Any, ...]:
     return sizes
 
 
+def _size(n: Any) -> Any:
+    """The number of steps along one axis: a number, or an array with one number in it."""
+    if getattr(n, "shape", ()) != () and n.size == 1:
+        n = n.reshape(())
+    return n if isinstance(n, Tracer) else as_int(n)
+
+
 def _semaphores(out: Any) -> Semaphores | None:
     return Semaphores(out) if isinstance(out, SemaphoreType) else out if isinstance(out, Semaphores) else None
 
@@ -202,7 +209,7 @@ def _semaphores(out: Any) -> Semaphores | None:
 def _type(out: Any) -> TensorType:
     semaphores = _semaphores(out)
     if semaphores is not None:
-        return TensorType(semaphores.shape, dtypes.INT32)
+        return TensorType(semaphores.shape, semaphores.kind.count_dtype)
     if not (hasattr(out, "shape") and hasattr(out, "dtype")):
         raise KernelError(
             f"out_shape has {out!r} in it.",
@@ -241,6 +248,13 @@ def _specs(specs: Any, trees: Any, what: str) -> list[BlockSpec]:
             )
         out += found
     return out
+
+
+def _in_space(spec: BlockSpec, out: Any) -> BlockSpec:
+    """The spec of a result that is asked for as memory: ``out_shape=pltpu.VMEM((8, 128), mnp.float32)``."""
+    if not isinstance(out, MemoryType) or spec.memory_space is not None:
+        return spec
+    return BlockSpec(spec.block_shape, spec.index_map, memory_space=out.space, pipeline_mode=spec.pipeline_mode)
 
 
 def _check_semantics(call: KernelCall) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import ContextDecorator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ContextDecorator, contextmanager
 from functools import partial
 from typing import Any
 
@@ -322,8 +323,39 @@ def debug_print(text: str, *values: Any) -> None:
     print(f"[{task.name}] {text.format(*values)}")
 
 
+class _DebugChecks(threading.local):
+    """Whether ``debug_check`` looks at its conditions; called, a context in which it does or does not."""
+
+    value = False
+
+    @contextmanager
+    def __call__(self, value: bool = True) -> Iterator[None]:
+        before, self.value = self.value, bool(value)
+        try:
+            yield
+        finally:
+            self.value = before
+
+
+enable_debug_checks = _DebugChecks()
+
+
 def debug_check(condition: Any, message: Any) -> None:
-    """Stop the kernel where a condition does not hold."""
+    """Stop the kernel where a condition does not hold, under ``pl.Debug(…)`` or ``pl.enable_debug_checks(True)``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> def halve(x_ref, out_ref):
+    ...     pl.debug_check((x_ref[...] % 2 == 0).all(), "an odd number")
+    ...     out_ref[...] = x_ref[...] // 2
+    >>> call = pl.pallas_call(halve, out_shape=mw.ShapeDtypeStruct((2,), mnp.int32))
+    >>> call(mnp.array([3, 4]))
+    Array([1, 2], dtype=int32)
+    >>> with pl.enable_debug_checks(True):
+    ...     call(mnp.array([3, 4]))
+    Traceback (most recent call last):
+    meshwright.kernel.run.faults.KernelError: A check fails on device 0: an odd number
+    """
     task = current("debug_check")
-    if not bool(condition):
+    if (task.machine.checks or enable_debug_checks.value) and not bool(condition):
         raise KernelError(f"A check fails on {task.name}: {message}", where=here())

@@ -14,7 +14,7 @@ from meshwright.kernel.language.semaphores import Semaphore, SemaphoreArray, Sem
 from meshwright.kernel.language.spaces import DeviceIdType, SemaphoreType
 from meshwright.kernel.run.faults import KernelError, ScopeError, SemaphoreError
 from meshwright.kernel.run.tasks import KernelTask, current
-from meshwright.kernel.run.transfers import Transfer, check_apart, check_fits
+from meshwright.kernel.run.transfers import Transfer, check_apart, check_fits, check_writable
 
 
 class Copy:
@@ -46,12 +46,15 @@ class Copy:
     def start(self, priority: int = 0, add: bool = False) -> None:
         """Begin; the copy reads and writes at any time from now on."""
         task = current("A copy")
+        check_writable(self.src, self.dst)
         device, core = self.device or (task.device, task.core)
         if (device, core) == (task.device, task.core):
             check_apart(task, self.src, self.dst)
         copy = Transfer(task, self.src, self.dst, device, core, add, task.source())
-        receive = self.receive.one() if self.device is None else instance(task, self.receive, device, core)
+        receive = self.receive.one() if self.device is None else instance(task, self.receive, device, core, early=True)
         task.machine.start(copy, self.send.one() if self.send is not None else None, receive)
+        if self.device is None and self.dst.buffer.landing is not None:
+            self.dst.buffer.landing.append(copy)
 
     def wait(self) -> None:
         """Wait until the copy is over; of a remote one, until what is sent is sent and what is due has come."""
@@ -68,12 +71,12 @@ class Copy:
                 why="it has one semaphore, told when all is done",
                 fix="copy.wait()",
             )
-        _wait(self.send, self.src.data.nbytes, "waits for a copy to be sent")
+        _wait(self.send, self.src.nbytes, "waits for a copy to be sent")
 
     def wait_recv(self) -> None:
         """Wait until something of the destination's size has come here."""
         what = "waits for a copy" if self.send is None else "waits for a copy to come"
-        _wait(self.receive, self.dst.data.nbytes, what)
+        _wait(self.receive, self.dst.nbytes, what)
 
 
 def _wait(semaphore: SemaphoreRef, value: int, why: str) -> None:
@@ -186,6 +189,7 @@ def sync_copy(src_ref: Ref, dst_ref: Ref, *, add: bool = False) -> None:
     """Copy between memories of one device, and wait until it is done."""
     task = current("A copy")
     check_fits(src_ref, dst_ref)
+    check_writable(src_ref, dst_ref)
     check_apart(task, src_ref, dst_ref)
     semaphore = private_semaphore(task, "the semaphore of a copy")
     copy = Transfer(task, src_ref, dst_ref, task.device, task.core, add, task.source())

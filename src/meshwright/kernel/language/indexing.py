@@ -87,6 +87,24 @@ def resolve(shape: tuple[int, ...], key: Any) -> tuple[Index, bool]:
     return tuple(out), views
 
 
+def sizes_of(shape: tuple[int, ...], key: Any) -> tuple[int, ...] | None:
+    """The shape of what ``key`` selects, inside or not, where it has slices of a start and a size; else None."""
+    keys = list(key) if key.__class__ is tuple else [key]
+    if len(keys) > len(shape) or Ellipsis in keys or not any(k.__class__ is Slice for k in keys):
+        return None
+    found: list[int] = []
+    for k, n in zip([*keys, *[slice(None)] * (len(shape) - len(keys))], shape, strict=True):
+        if k.__class__ is Slice:
+            found.append(k.size)
+        elif k.__class__ is slice:
+            found.append(len(range(n)[_python_slice(k, n)]))
+        elif 0 <= as_int(k) < n:
+            continue
+        else:
+            return None
+    return tuple(found) if min(found) >= 0 else None
+
+
 def _too_many(shape: tuple[int, ...], keys: tuple[Any, ...]) -> BoundsError:
     return BoundsError(
         f"A ref of shape {shape} is indexed with {len(keys)} indices.",

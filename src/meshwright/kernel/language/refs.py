@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,9 +12,9 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
 from meshwright.errors import TracerError
-from meshwright.kernel.language.indexing import resolve
+from meshwright.kernel.language.indexing import resolve, sizes_of
 from meshwright.kernel.language.spaces import MemorySpace
-from meshwright.kernel.run.faults import CopyError, KernelError, ScopeError
+from meshwright.kernel.run.faults import BoundsError, CopyError, KernelError, ScopeError
 from meshwright.kernel.run.memory import Bitcast, Box, Buffer, Data, Path, Reshape, box_of, reshaped
 from meshwright.kernel.run.tasks import current
 
@@ -53,6 +54,10 @@ class Ref:
     @property
     def size(self) -> int:
         return self.data.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
 
     @property
     def memory_space(self) -> MemorySpace:
@@ -153,7 +158,13 @@ class _RefAt:
 
     def __getitem__(self, key: Any) -> Ref:
         ref = self.ref
-        index, selects = resolve(ref.data.shape, key)
+        try:
+            index, selects = resolve(ref.data.shape, key)
+        except BoundsError as fault:
+            sizes = sizes_of(ref.data.shape, key)
+            if sizes is None:
+                raise
+            return RefBeyond(ref, sizes, fault)
         if not selects:
             raise KernelError(
                 "A ref is sliced with an array of indices.",
@@ -163,6 +174,32 @@ class _RefAt:
             )
         index = as_view(ref.data, index)
         return Ref(ref.buffer, ref.data[index], (*ref.path, index))
+
+
+class RefBeyond(Ref):
+    """A view that leaves its memory: good for the bytes that a wait takes; using the memory is an error."""
+
+    __slots__ = ("_dtype", "_shape", "fault")
+
+    def __init__(self, ref: Ref, shape: tuple[int, ...], fault: BoundsError) -> None:
+        self.buffer, self.path, self._box = ref.buffer, ref.path, None
+        self._dtype, self._shape, self.fault = ref.dtype, shape, fault
+
+    @property
+    def data(self) -> Data:  # type: ignore[override]
+        raise self.fault
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> dtypes.DType:
+        return self._dtype
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self._shape) * self._dtype.itemsize
 
 
 def check_reachable(buffer: Buffer, verb: str) -> None:

@@ -224,7 +224,7 @@ class SemaphoreArray:
 
     def hand_over(self) -> Any:
         """The counts, for a later kernel; nothing is left here."""
-        counts = np.zeros(self.shape, np.int32)
+        counts = np.zeros(self.shape, self.kind.count_dtype)
         for semaphore in self:
             counts[semaphore.index] = semaphore.count
             semaphore.count = 0

@@ -89,7 +89,17 @@ class SemaphoreType(Enum):
     DMA = "DMA"
     BARRIER = "barrier"
 
-    def __call__(self, shape: Sequence[int]) -> Semaphores:
+    @property
+    def count_dtype(self) -> DType:
+        """The dtype of its counts where they go from one kernel to the next: it says which kind they are of."""
+        return dtypes.INT32 if self is SemaphoreType.DMA else dtypes.UINT32
+
+    @classmethod
+    def of_counts(cls, dtype: DType) -> SemaphoreType:
+        """The kind of semaphores whose counts have a dtype."""
+        return cls.DMA if dtype == dtypes.INT32 else cls.REGULAR
+
+    def __call__(self, shape: Sequence[int] = ()) -> Semaphores:
         return Semaphores(self, _sizes(shape, f"pltpu.SemaphoreType.{self.name}((2,))"))
 
 

@@ -15,7 +15,7 @@ from meshwright.core.source import Source, here
 from meshwright.kernel.language.refs import Ref, as_view
 from meshwright.kernel.language.semaphores import Semaphore, SemaphoreRef
 from meshwright.kernel.pipeline.blocks import OperandBlocks
-from meshwright.kernel.run.faults import KernelError
+from meshwright.kernel.run.faults import KernelError, UnfinishedCopyError
 from meshwright.kernel.run.memory import fill_poison
 from meshwright.kernel.run.tasks import KernelTask
 from meshwright.kernel.run.transfers import Transfer
@@ -45,6 +45,7 @@ class Window:
     def __init__(self, slots: Ref, semaphores: SemaphoreRef, comes: bool = False) -> None:
         self.count = slots.shape[0]
         self.slots = [_part(slots, (n,)) for n in range(self.count)]  # the buffer of each slot, in the operand's rank
+        slots.buffer.landing = []
         self.views = self.slots  # and as the kernel sees it
         self.semaphores: list[Semaphore] = list(semaphores)
         self.nbytes = slots.data.nbytes // self.count
@@ -164,8 +165,24 @@ class Window:
         """Start to copy the current block out."""
         number = self.opened - 1
         outside, inside = self._parts(number, index, False)
+        self._require_landed(task, inside)
         self._start(task, inside, outside, number, line)
         self.leaving.append((number, index))
+
+    def _require_landed(self, task: KernelTask, slot: Ref) -> None:
+        """Refuse to write back a block that a copy of the body has still to write; looked for, it is a race."""
+        landing = slot.buffer.landing if task.machine.history is None else None
+        for copy in landing or ():
+            if copy.number in task.machine.pending and np.may_share_memory(copy.dst.data, slot.data):
+                raise UnfinishedCopyError(
+                    f"{copy.name[0].upper()}{copy.name[1:]} to {slot.buffer.label} is not waited for in its grid step.",
+                    where=copy.source.show() if copy.source else "",
+                    why="the block is written to main memory when its steps are over, with or without what is copied",
+                    fix="copy.wait() in the body; for a copy that a later kernel waits for, the whole output in its "
+                    "own memory:\nout_specs=pl.BlockSpec(memory_space=pltpu.VMEM)",
+                )
+        if landing:
+            landing.clear()
 
     def await_leave(self, task: KernelTask) -> None:
         """Wait for the oldest copy out."""

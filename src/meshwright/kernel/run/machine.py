@@ -52,6 +52,7 @@ class KernelMachine(Memories):
         core_axis: str = "core",
         clock: Clock | None = None,
         tiles: bool = False,
+        checks: bool = False,
         most_seconds: float = SECONDS,
         most_actions: int = ACTIONS,
     ) -> None:
@@ -63,6 +64,7 @@ class KernelMachine(Memories):
         self.core_axis = core_axis
         self.clock = clock or Clock()
         self.tiles = tiles
+        self.checks = checks  # whether ``debug_check`` looks at its conditions
         self.schedule = schedule or TaskSchedule()
         self.axes: dict[Any, frozenset[str] | None] = {}  # by address: the mesh axes that operands vary over
         self.ready: list[KernelTask] = []
@@ -222,9 +224,10 @@ class KernelMachine(Memories):
             self.history.start(copy)
             away = self.tasks[copy.device * self.cores + copy.core]
             if away is not task:
-                self.history.require_birth(
-                    copy.clock, away, receive.array.birth, "A copy to another device starts", copy.source
-                )
+                own = copy.dst.buffer
+                there = self.memory.get((away.device, away.core if own.core >= 0 else -1, own.key))
+                birth = max(receive.array.free_since, 0 if there is None else there.birth)
+                self.history.require_birth(copy.clock, away, birth, "A copy to another device starts", copy.source)
         chain = copy.link if self.schedule.links_in_order else ("copy", copy.number)
         if send is not None:
             copy.send = (send, Signal(copy.nbytes, task, copy.source, chain, copy, "read"))

@@ -15,6 +15,7 @@ from meshwright.kernel.run.faults import CopyError
 
 if TYPE_CHECKING:
     from meshwright.kernel.races.checker import AccessChecker
+    from meshwright.kernel.run.transfers import Transfer
 
 Data = np.ndarray[Any, Any]
 
@@ -169,8 +170,8 @@ class Buffer:
     """An allocation of one device. ``key`` is its address: the same on all devices that run the same kernel."""
 
     __slots__ = (
-        "accesses", "addressable", "alive", "birth", "core", "data", "device", "key", "label", "readonly", "space",
-        "unfilled",
+        "accesses", "addressable", "alive", "birth", "core", "data", "device", "key", "label", "landing", "readonly",
+        "space", "unfilled",
     )  # fmt: skip
 
     def __init__(self, key: Any, label: str, space: MemorySpace, data: Data, device: int, core: int) -> None:
@@ -185,6 +186,7 @@ class Buffer:
         self.readonly = False
         self.accesses: AccessChecker | None = None
         self.unfilled: Unfilled | None = None
+        self.landing: list[Transfer] | None = None  # of windows: the copies that the body has started to them
         self.birth = 0  # the event of its device at which it came to be
 
     @property

@@ -175,9 +175,9 @@ def check_apart(task: KernelTask, src: Ref, dst: Ref) -> None:
 
 
 def check_fits(src: Ref, dst: Ref) -> None:
-    """Refuse a copy between memories of different shapes or dtypes, or into memory that must not change."""
-    if src.data.shape != dst.data.shape or src.data.dtype != dst.data.dtype:
-        what = "shape" if src.data.shape != dst.data.shape else "dtype"
+    """Refuse a copy between memories of different shapes or dtypes."""
+    if src.shape != dst.shape or src.dtype != dst.dtype:
+        what = "shape" if src.shape != dst.shape else "dtype"
         raise CopyError(
             f"A copy goes from {src.dtype.name}{list(src.shape)} of {src.buffer.label} "
             f"to {dst.dtype.name}{list(dst.shape)} of {dst.buffer.label}.",
@@ -187,6 +187,10 @@ def check_fits(src: Ref, dst: Ref) -> None:
             if what == "shape"
             else f"load, convert and store: dst_ref[...] = src_ref[...].astype('{dst.dtype.name}')",
         )
+
+
+def check_writable(src: Ref, dst: Ref) -> None:
+    """Refuse a copy into memory that must not change, and one of semaphores."""
     if dst.buffer.readonly:
         raise CopyError(
             f"A copy writes to {dst.buffer.label}, an input of the kernel.",
