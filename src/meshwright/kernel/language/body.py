@@ -351,10 +351,12 @@ def debug_check(condition: Any, message: Any) -> None:
     >>> call = pl.pallas_call(halve, out_shape=mw.ShapeDtypeStruct((2,), mnp.int32))
     >>> call(mnp.array([3, 4]))
     Array([1, 2], dtype=int32)
-    >>> with pl.enable_debug_checks(True):
-    ...     call(mnp.array([3, 4]))
-    Traceback (most recent call last):
-    meshwright.kernel.run.faults.KernelError: A check fails on device 0: an odd number
+    >>> try:
+    ...     with pl.enable_debug_checks(True):
+    ...         call(mnp.array([3, 4]))
+    ... except mw.MeshwrightError as error:
+    ...     print(error.what)
+    A check fails on device 0: an odd number
     """
     task = current("debug_check")
     if (task.machine.checks or enable_debug_checks.value) and not bool(condition):
