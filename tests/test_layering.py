@@ -48,6 +48,7 @@ LAYERS = (
     "search",
     "interop",
     "debug dist distributed pallas testing",
+    "jax",
     "meshwright",
     "tour",
     "commands",

@@ -27,6 +27,7 @@ COMMANDS = {
     "opt": "run sharding passes on a module of StableHLO and sdy",
     "reshard": "how an array gets from one sharding to another, and what that costs",
     "rules": "the factor rules of ops",
+    "run-jax": "run a JAX script as it is, on Meshwright",
     "search": "how to spread the training of a model over a machine",
     "serving": "how to serve a transformer on a machine, with answers in time",
     "simulate": "how long a program takes on a machine, as a timeline",
@@ -98,7 +99,7 @@ def _run(argv: Sequence[str]) -> int:
             why=f"there are {', '.join(COMMANDS)}",
             fix=f"meshwright {near[0]}" if near else "meshwright --help",
         )
-    module = import_module(f"meshwright.commands.{asked}") if asked else None
+    module = import_module(f"meshwright.commands.{asked.replace('-', '_')}") if asked else None
     reading = parser
     for name, help_line in COMMANDS.items():
         command = commands.add_parser(name, help=help_line, description=help_line[0].upper() + help_line[1:] + ".")

@@ -1,0 +1,59 @@
+"""``jax.dtypes``: element types and their promotion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshwright.core import dtypes
+from meshwright.numpy import bfloat16, finfo, iinfo, issubdtype, result_type
+
+float0 = np.dtype([("float0", np.void, 0)])  # of the derivative of an integer: it has one value
+
+TypePromotionError = TypeError
+
+
+def canonicalize_dtype(dtype: Any, allow_extended_dtype: bool = False) -> Any:
+    """The dtype that an array of ``dtype`` has here: 64-bit ones are narrowed unless they are enabled.
+
+    >>> canonicalize_dtype("float64")
+    dtype('float32')
+    """
+    return dtypes.as_dtype(dtype)
+
+
+def itemsize_bits(dtype: Any) -> int:
+    """The bits of one element.
+
+    >>> itemsize_bits("bfloat16"), itemsize_bits("int4")
+    (16, 4)
+    """
+    found = dtypes.as_dtype(dtype)
+    return 4 if found in dtypes.PACKED else 8 * found.itemsize
+
+
+def scalar_type_of(x: Any) -> Any:
+    """The type of Python numbers like the elements of ``x``.
+
+    >>> scalar_type_of(np.float32(1))
+    <class 'float'>
+    """
+    dtype = result_type(x)
+    if dtype == dtypes.BOOL:
+        return bool
+    return complex if dtypes.is_complex(dtype) else float if dtypes.is_float(dtype) else int
+
+
+__all__ = [
+    "TypePromotionError",
+    "bfloat16",
+    "canonicalize_dtype",
+    "finfo",
+    "float0",
+    "iinfo",
+    "issubdtype",
+    "itemsize_bits",
+    "result_type",
+    "scalar_type_of",
+]

@@ -1,0 +1,5 @@
+"""``jax.experimental``: the part of it that programs for many devices use."""
+
+from meshwright.jax.experimental import mesh_utils as mesh_utils
+from meshwright.jax.experimental import multihost_utils as multihost_utils
+from meshwright.jax.experimental import shard_map as shard_map

@@ -1,0 +1,3 @@
+"""``jax.experimental.pallas`` over ``meshwright.pallas``."""
+
+from meshwright.pallas import *  # noqa: F403

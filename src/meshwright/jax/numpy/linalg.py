@@ -1,0 +1,3 @@
+"""``jax.numpy.linalg`` over ``meshwright.numpy.linalg``."""
+
+from meshwright.numpy.linalg import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""``jax.random`` over ``meshwright.random``."""
+
+from meshwright.random import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""``jax.scipy``: the part of it that is here."""
+
+from meshwright.jax.scipy import special as special
