@@ -31,7 +31,7 @@ LAYERS = (
     "simulate",
     "engine",
     "interop.decompositions interop.groups interop.hlo interop.stablehlo",
-    "engine.xla engine.processes",
+    "engine.device_arrays engine.xla engine.processes",
     "arrays",
     "compile",
     "api",

@@ -93,6 +93,112 @@ def test_arrays_stay_on_the_devices_between_calls() -> None:
     np.testing.assert_allclose(np.asarray(second), 2 * np.asarray(first))
 
 
+def test_an_array_that_was_read_is_still_on_the_devices() -> None:
+    x = mw.jit(lambda x: x * 2, engine="xla")(placed((2, 4), "i", "j"))
+    held = x._data
+    assert np.asarray(x).shape == (8, 12) and x._data is held
+
+
+def test_an_argument_goes_to_the_devices_once() -> None:
+    x = placed((2, 4), "i", "j")
+    step = mw.jit(lambda x: x * 2, engine="xla")
+    step(x)
+    held = x._data
+    assert isinstance(held, jax.Array)
+    with jax.transfer_guard("disallow"):
+        step(x)
+    assert x._data is held
+
+
+@pytest.fixture
+def on_xla() -> Any:
+    mw.set_engine("xla")
+    yield
+    mw.set_engine("numpy")
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (7, 5), (3, 1), (0, 5)])
+def test_what_is_put_onto_a_mesh_is_on_its_devices(shape: tuple[int, ...], on_xla: None) -> None:
+    mesh = mw.Mesh(np.array([[5, 3], [1, 6]]), ("i", "j"))
+    contents = np.random.default_rng(0).normal(size=shape).astype("float32")
+    x = mw.device_put(contents, mw.NamedSharding(mesh, P("i", "j")))
+    padded = tuple(-(-n // 2) * 2 for n in shape)
+    assert x._data.shape == padded and x.shape == shape
+    np.testing.assert_array_equal(np.asarray(x), contents)
+    by_device = {jax.devices().index(shard.device): np.asarray(shard.data) for shard in x._data.addressable_shards}
+    assert set(by_device) == {5, 3, 1, 6}
+    for shard in x.addressable_shards:  # JAX's device of the same number has the block
+        own = by_device[shard.device.id][tuple(slice(n) for n in shard.data.shape)]
+        np.testing.assert_array_equal(own, np.asarray(shard.data))
+    turned = mw.device_put(x, mw.NamedSharding(mesh, P(("j", "i"))))
+    assert isinstance(turned._data, jax.Array)
+    np.testing.assert_array_equal(np.asarray(turned), contents)
+    alone = mw.device_put(turned, mw.sharding.Device(4))
+    assert alone._data.devices() == {jax.devices()[4]}
+    np.testing.assert_array_equal(np.asarray(alone), contents)
+    doubled = mw.jit(lambda x: x * 2)(alone)
+    assert doubled._data.devices() == {jax.devices()[4]}
+    np.testing.assert_array_equal(np.asarray(doubled), 2 * contents)
+
+
+def test_what_is_put_onto_more_devices_than_there_are_stays_here(on_xla: None) -> None:
+    x = mw.device_put(np.ones(64, "float32"), mw.NamedSharding(mw.make_mesh((64,), ("i",)), P("i")))
+    assert isinstance(x._data, np.ndarray)
+    assert float(mw.jit(lambda x: x.sum(), engine="numpy")(x)) == 64
+
+
+def test_dims_that_do_not_divide_are_in_parts_between_calls() -> None:
+    mesh = mw.make_mesh((2, 4), ("i", "j"))
+    first = mw.jit(lambda x: mnp.exp(x), engine="xla")  # whose padding is 1
+    second = mw.jit(lambda x: (x.sum(0), x.max(1), x @ x.T, mnp.cumsum(x, 0), x[::-1]), engine="xla")
+    whole = placed((2, 4), "i", "j", shape=(7, 5))
+    held = first(whole)
+    assert held._data.shape == (8, 8)
+    assert held._data.sharding.shard_shape((8, 8)) == (4, 2)
+    with jax.transfer_guard("disallow"):
+        found = second(held)
+    close(found, mw.jit(lambda x: second.fun(mnp.exp(x)))(whole), 1e-4)
+    # into a program for which its parts are others, on another engine, and read one by one
+    by_rows = mw.jit(lambda x: x * 1, engine="xla", in_shardings=mw.NamedSharding(mesh, P(("i", "j"))))
+    other = mw.jit(lambda x: x * 1, engine="xla", in_shardings=mw.NamedSharding(mesh, P("j")))
+    for step in (by_rows, other, mw.jit(lambda x: x * 1, engine="xla-stacked"), mw.jit(lambda x: x * 1)):
+        np.testing.assert_allclose(np.asarray(step(held)), np.exp(np.asarray(whole)), rtol=1e-6)
+    for shard in held.addressable_shards:
+        np.testing.assert_allclose(np.asarray(shard.data), np.exp(np.asarray(whole))[shard.index], rtol=1e-6)
+
+
+def test_parts_of_axes_that_do_not_nest() -> None:
+    mesh = mw.make_mesh((6,), ("k",))
+    x = mw.device_put(mnp.arange(42.0).reshape(6, 7), mw.NamedSharding(mesh, P("k:(1)2", "k:(2)3")))
+    y = mw.device_put(mnp.arange(42.0).reshape(6, 7), mw.NamedSharding(mesh, P("k:(1)3", "k:(3)2")))
+    function = lambda x, y: (x + y, x @ y.T, y)
+    close(mw.jit(function, engine="xla")(x, y), mw.jit(function)(x, y))
+
+
+def test_views_of_the_same_devices_that_have_no_common_parts() -> None:
+    six, turned = mw.make_mesh((2, 3), ("i", "j")), mw.make_mesh((3, 2), ("a", "b"))
+    x = mw.device_put(mnp.arange(42.0).reshape(6, 7), mw.NamedSharding(six, P("i", "j")))
+    y = mw.device_put(mnp.arange(42.0).reshape(6, 7), mw.NamedSharding(turned, P("a", "b")))
+    step = mw.jit(lambda x, y: (x + y, y * 2), engine="xla", out_shardings=(None, y.sharding))
+    found = step(x, y)
+    assert str(found[1].sharding) == str(y.sharding)
+    close(found, mw.jit(lambda x, y: (x + y, y * 2), out_shardings=(None, y.sharding))(x, y))
+    close(step(*found), mw.jit(lambda x, y: (x + y, y * 2), out_shardings=(None, y.sharding))(*found))
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (9, 5)])
+def test_saved_from_devices_and_loaded_to_them(shape: tuple[int, ...], tmp_path: Any, on_xla: None) -> None:
+    mesh, other = mw.make_mesh((2, 4), ("i", "j")), mw.make_mesh((3,), ("k",))
+    x = mw.jit(lambda x: x * 2)(placed((2, 4), "i", "j", shape=shape))
+    mw.save(tmp_path / "saved", {"x": x, "y": mw.device_put(x, mw.NamedSharding(other, P(None, "k")))})
+    for place in (mw.NamedSharding(mesh, P("j", "i")), mw.NamedSharding(other, P("k"))):
+        loaded = mw.load(tmp_path / "saved", like={"x": place, "y": place})
+        for one in loaded.values():
+            assert isinstance(one._data, jax.Array) and one.sharding == place
+            assert len(one._data.devices()) == place.mesh.size
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(x))
+
+
 def test_an_array_of_xla_goes_anywhere() -> None:
     x = mw.jit(lambda x: x * 2, engine="xla")(placed((2, 4), "i", "j"))
     close(mw.jit(lambda x: x + 1)(x), x + 1)

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 import meshwright as mw
 from meshwright.core.op import Op
 from meshwright.core.program import Program
+from meshwright.core.trace import on_host
 from meshwright.engine.compile import compile_program
-from meshwright.engine.xla import emit_xla, on_devices
+from meshwright.engine.xla import emit_local, emit_xla, on_devices
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.transform.stack import stack
@@ -51,9 +52,10 @@ def on_xla(
     done = partitioned(program, mesh, ins, outs)
     text = f"{what} {[str(s) for s in ins]} -> {[str(s) for s in outs]}"
     tolerance = max(tolerance, tolerance_of(program))
-    for whole, placed in ((done.whole, True), (stack(done.whole), False)):
-        found = emit_xla(whole, placed).function(*arrays)
-        assert_equal([np.asarray(x) for x in found], expected, tolerance, f"{text}, {'devices' if placed else 'one'}")
+    by_engine = {"xla": emit_local(done), "xla-stacked": emit_xla(stack(done.whole), False)}
+    for engine, code in by_engine.items():
+        found = [on_host(x, y.shape) for x, y in zip(code.function(*arrays), expected, strict=True)]
+        assert_equal(found, expected, tolerance, f"{text} on {engine}")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_the_collectives_of_the_optimized_program_are_those_explained(model: str
     """The same kinds and bytes; XLA takes several of a kind as one, so their number may be lower."""
     assert model in CONFIGS
     found = compiled(mw, model, layout, batch=64)
-    on = on_devices(found._executable.placed.program, placed=True)
+    on = on_devices(found._executable.placed.compilation.local.on_blocks, placed=True)
     types = [
         jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s)
         for t, s in zip(on.program.in_types, on.arguments, strict=True)

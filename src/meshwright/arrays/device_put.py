@@ -11,9 +11,11 @@ from meshwright.arrays.shards import Sharding
 from meshwright.arrays.tracing import leaf_value
 from meshwright.core import tree
 from meshwright.core.axis_names import whole_axis
+from meshwright.core.current import current_engine
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Value, state
 from meshwright.core.types import Shape
+from meshwright.engine.device_arrays import are_there, held
 from meshwright.errors import MeshError, ShardingError, TreeError
 from meshwright.ops.placement import sharding_constraint
 from meshwright.sharding.explicit import asked_by
@@ -33,7 +35,8 @@ def device_put(
 
     ``device`` says where: a sharding, a device, a ``P`` on the current mesh, or None for "as it is"; for several arrays
     a tree of these, which may stop early: what it says at a place holds for all arrays there. Dims need not be
-    divisible. No bytes move: an array keeps its contents once, and the devices hold views of them.
+    divisible. On engine ``numpy`` no bytes move: an array keeps its contents once, and the devices hold views of them.
+    On ``xla`` they go to the real devices.
 
     >>> import meshwright as mw
     >>> import meshwright.numpy as mnp
@@ -73,7 +76,24 @@ def put(x: Value, place: Any, name: str = "") -> Value:
     if x.type.unreduced and _stays_unreduced(x, place):
         return x
     type = x.type.with_(unreduced=()) if x.type.unreduced else x.type  # the contents are the sum
-    return Array(x.data, type, final_sharding(place, type.shape, name))
+    sharding = final_sharding(place, type.shape, name)
+    return Array(_contents(x, sharding), type, sharding)
+
+
+def _contents(x: Array, sharding: Sharding) -> Any:
+    """The contents of an array as one in a sharding has them."""
+    if x._data is None or x.type.unreduced:
+        return x.data
+    held = held_on_devices(sharding, x.type.shape, on_some=hasattr(x._data, "sharding"))
+    return x.data if held is None else held.put(x._data)
+
+
+def held_on_devices(sharding: Sharding | None, shape: Shape, on_some: bool = False) -> Any:
+    """How real devices hold an array, if it is to go to them: engine ``xla`` is the current one, or it is ``on_some``.
+    None where it stays here: otherwise, or if these devices are not there."""
+    if sharding is None or not (on_some or current_engine.name == "xla"):
+        return None
+    return held(sharding.to_tensor_sharding(len(shape)), shape) if are_there(sharding.mesh) else None
 
 
 def _stays_unreduced(x: Array, place: Any) -> bool:

@@ -28,18 +28,18 @@ class Placed:
 
     @property
     def addressable_shards(self: Any) -> list[Shard]:
-        """The part of the array on each device, in the order of the mesh."""
+        """The part of the array on each device of this process, in the order of the mesh."""
         from meshwright.arrays.shards import shards_of
 
         return shards_of(self)
 
     @property
     def global_shards(self: Any) -> list[Shard]:
-        """As ``addressable_shards``: one process holds all devices."""
+        """As ``addressable_shards``: what other processes hold is not known here."""
         return self.addressable_shards  # type: ignore[no-any-return]
 
     def addressable_data(self: Any, index: int) -> Array:
-        """What the ``index``-th device of the mesh holds."""
+        """What the ``index``-th device holds, of those of this process."""
         from meshwright.arrays.shards import shard_data
 
         return shard_data(self, index)
@@ -60,9 +60,11 @@ class Placed:
         return self._sharding is None or self._sharding.is_fully_replicated
 
     @property
-    def is_fully_addressable(self) -> bool:
-        """True: one process holds all devices."""
-        return True
+    def is_fully_addressable(self: Any) -> bool:
+        """Whether this process has all of the array; of several (`mw.distributed`), each has its shards."""
+        from meshwright.arrays.shards import is_addressable
+
+        return is_addressable(self)
 
     @property
     def committed(self: Any) -> bool:

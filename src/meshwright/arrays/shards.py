@@ -16,6 +16,7 @@ import numpy as np
 from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.core.types import Shape, TensorType
+from meshwright.engine.device_arrays import blocks_here
 from meshwright.errors import VarianceError
 from meshwright.sharding.mesh import Device
 from meshwright.sharding.named import NamedSharding, TensorSharding
@@ -54,8 +55,11 @@ class Shard:
     def data(self) -> Array:
         """What the device holds, without padding: a view of the array's contents."""
         have = self._array.type
-        whole = summand(self._array, self._position) if have.unreduced else self._array.data
-        part = whole[self.index]
+        if is_addressable(self._array):
+            whole = summand(self._array, self._position) if have.unreduced else self._array.data
+            part = whole[self.index]
+        else:
+            part = _of_this_process(self._array)[self.device.id]
         return Array(part, TensorType(part.shape, have.dtype, have.weak), SingleDeviceSharding(self.device))
 
     def __repr__(self) -> str:
@@ -72,9 +76,23 @@ def sharding_of(x: Array) -> Sharding:
 
 
 def shards_of(x: Array) -> list[Shard]:
-    """The part of the array on each device, in the order of the mesh."""
+    """The part of the array on each device of this process, in the order of the mesh."""
     sharding = sharding_of(x).to_tensor_sharding(x.type.ndim)
-    return [Shard(x, position, *row) for position, row in enumerate(parts(sharding, x.type.shape))]
+    found = [Shard(x, position, *row) for position, row in enumerate(parts(sharding, x.type.shape))]
+    if is_addressable(x):
+        return found
+    own = _of_this_process(x)
+    return [shard for shard in found if shard.device.id in own]
+
+
+def is_addressable(x: Array) -> bool:
+    """Whether this process has all of an array."""
+    return bool(getattr(x._data, "is_fully_addressable", True))
+
+
+def _of_this_process(x: Array) -> dict[int, Any]:
+    """By the numbers of its devices, what this process has of an array that others have more of."""
+    return dict(blocks_here(x._data, x.type.shape))
 
 
 def shard_data(x: Array, number: int) -> Array:
@@ -86,7 +104,7 @@ def summand(x: Array, position: int) -> Any:
     """Of a partial sum, what the device at a position of the mesh adds to it, at all places of the array."""
     if x._data is None:
         return x.data  # which says why it has no contents
-    rows, sharding = np.asarray(x._data), sharding_of(x)
+    rows, sharding = x._rows, sharding_of(x)
     if not isinstance(sharding, NamedSharding):
         raise VarianceError(
             f"There is no telling which device holds which summand of a value {x.type.short()}.",

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import IO, Any
 
+from meshwright.engine.device_arrays import needed
 from meshwright.engine.processes import COORDINATOR, COUNT, DEVICES, NUMBER
-from meshwright.engine.xla import needed
 from meshwright.errors import TextError
 
 MOST = 64  # processes

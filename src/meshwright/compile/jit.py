@@ -30,7 +30,7 @@ from meshwright.core.current import current_engine, current_mesh
 from meshwright.core.op import Op
 from meshwright.core.program import Params
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, state, to_array
+from meshwright.core.trace import Array, Mapped, Tracer, leaked, on_host, run, set_left_open, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, MeshwrightError
 
@@ -106,11 +106,23 @@ class Executable:
         if self.placed is not None:
             self.placed.refuse_implicit()
         if self.engine == "numpy" and any(x.__class__ is not np.ndarray for x in data):
-            data = [x if isinstance(x, np.ndarray) else np.asarray(x) for x in data]
+            types = (self.program if self.placed is None else self.placed.program).in_types
+            data = [x if isinstance(x, np.ndarray) else on_host(x, t.shape) for x, t in zip(data, types, strict=True)]
         outs = self.call(*data)
         if self.single:
             return Array(outs[0], self.out_types[0], self.out_shardings[0])
         return tree.unflatten(self.out_tree, map(Array, outs, self.out_types, self.out_shardings))
+
+
+def _keep_on_devices(leaves: Sequence[Any], data: list[Any], places: Sequence[Any]) -> None:
+    """Put arrays that are on a mesh, and here, onto its real devices, where they stay for the next call."""
+    for n, x in enumerate(data):
+        if x.__class__ is np.ndarray and places[n] is not None and leaves[n].__class__ is Array:
+            from meshwright.arrays.device_put import held_on_devices
+
+            held = held_on_devices(places[n], x.shape, on_some=not leaves[n].type.unreduced)
+            if held is not None:
+                leaves[n]._data = data[n] = held.put(x)
 
 
 def _as_laid_out(where: Where, types: Sequence[TensorType]) -> Any:
@@ -201,6 +213,8 @@ class Jitted:
             plain = not kwargs and not statics and where is NOWHERE and not compiled.donated
             if plain and all(x.__class__ is Array and x._sharding is None for x in args):
                 self._plain[(dtypes.config._enable_x64, current_mesh.get(), engine, *types)] = compiled
+        if engine == "xla":
+            _keep_on_devices(leaves, data, places)
         if compiled.donated:
             del contents, value  # which refer to the last argument
             compiled.take(leaves, data)
@@ -304,7 +318,7 @@ class Jitted:
         traced, where = self._trace(in_tree, statics, types, where)
         donated = _donated_leaves(in_tree, self.donate, statics)
         records: list[StageRecord] = []
-        start = Compilation(traced.closed, traced.out_tree, donated, where.on_mesh)
+        start = Compilation(traced.closed, traced.out_tree, donated, where.on_mesh, device=where.device)
         return run_stages(SIMPLIFY, start, records), records, where.device
 
     @no_collection()

@@ -44,6 +44,7 @@ class Compilation:
     text: str = ""
     function: Callable[..., tuple[Any, ...]] | None = None
     engine: str = "numpy"
+    device: Any = None  # the sharding of all arguments and results, if that is one device
 
 
 class Stage(NamedTuple):
@@ -128,11 +129,13 @@ def _emit(given: Compilation) -> Compilation:
     if given.engine == "numpy":
         text, function = emit(given.program, given.donated)
         return replace(given, text=text, function=function)
-    from meshwright.engine.xla import emit_xla
+    from meshwright.engine.xla import emit_local, emit_xla
 
-    on_mesh = given.engine == "xla" and given.local is not None
-    program = given.local.whole if on_mesh and given.local is not None else given.program
-    text, function = emit_xla(program, on_mesh, given.donated)
+    if given.engine == "xla" and given.local is not None:
+        text, function = emit_local(given.local, given.donated)
+    else:
+        device = given.device if given.engine == "xla" else None
+        text, function = emit_xla(given.program, False, given.donated, device and device.device.id)
     return replace(given, text=text, function=function)
 
 

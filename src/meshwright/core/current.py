@@ -4,7 +4,6 @@ does not load them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,10 +28,6 @@ class Processes:
     def exchange(self, what: str, data: bytes) -> list[bytes]:
         """What every process gives, in their order; waits until all have, and says for whom. ``what`` says why."""
         return [data]
-
-    def array(self, shape: tuple[int, ...], sharding: Any, part: Callable[[Any], Any]) -> Any:
-        """Contents of an array of which each process makes its own shards, by their indices."""
-        return part((slice(None),) * len(shape))
 
 
 class _CurrentProcesses:

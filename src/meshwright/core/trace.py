@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.source import Source, here, user_call, user_source
-from meshwright.core.types import TensorType, Variance, union
+from meshwright.core.types import Shape, TensorType, Variance, union
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, VarianceError
 
 if TYPE_CHECKING:
@@ -85,33 +86,48 @@ class Array(Value):
                 why="donate_argnums lets the function overwrite its argument",
                 fix="use the function's result instead, or do not donate this argument",
             )
-        if self._data.__class__ is not np.ndarray:
-            self._data = _on_host(self._data, self.type)
+        rows = self._data if self._data.__class__ is np.ndarray else self._rows
         unreduced = len(self.type.unreduced)
-        if unreduced and self._data.ndim > self.type.ndim:
+        if unreduced and rows.ndim > self.type.ndim:
             assert _sum_rows is not None
             with building(None):
-                total = Array(self._data, TensorType(self._data.shape, self._data.dtype))
+                total = Array(rows, TensorType(rows.shape, rows.dtype))
                 for _ in range(unreduced):
                     total = _sum_rows(total)
             return total.data
-        return self._data
+        return rows
+
+    @property
+    def _rows(self) -> np.ndarray[Any, Any]:
+        """The contents as NumPy has them, of a partial sum what each device holds."""
+        if self._data.__class__ is np.ndarray:
+            return self._data  # type: ignore[no-any-return]
+        found = on_host(self._data, self.type.shape)
+        if not hasattr(self._data, "sharding"):  # what is on devices stays there
+            self._data = found
+        return found
 
 
-def _on_host(data: Any, type: TensorType) -> np.ndarray[Any, Any]:
-    """Contents that are elsewhere, or a number, as an array of NumPy."""
-    if not type.size:  # of which JAX does not put shards together
-        return np.empty(np.shape(data), type.dtype)
+def on_host(data: Any, shape: Shape) -> np.ndarray[Any, Any]:
+    """Contents that are on devices, or a number, as an array of NumPy: without padding, which their last dims may have
+    there."""
+    front = np.ndim(data) - len(shape)
+    if not prod(shape):  # of which JAX does not put shards together
+        return np.empty((*np.shape(data)[:front], *shape), data.dtype)
     if getattr(data, "is_fully_addressable", True):
-        return np.asarray(data)
-    if data.is_fully_replicated:
-        return np.asarray(data.addressable_data(0))
-    raise MeshwrightError(
-        f"This process has only some shards of an array {type}.",
-        where=here(),
-        why="the others are on devices of other processes",
-        fix="mw.jit(lambda x: x, out_shardings=mw.NamedSharding(mesh, mw.P()))(x), which brings all of it everywhere",
-    )
+        found = np.asarray(data)
+    elif data.is_fully_replicated:
+        found = np.asarray(data.addressable_data(0))
+    else:
+        raise MeshwrightError(
+            f"This process has only some shards of an array {data.dtype}[{','.join(map(str, shape))}].",
+            where=here(),
+            why="the others are on devices of other processes",
+            fix="mw.jit(lambda x: x, out_shardings=mw.NamedSharding(mesh, mw.P()))(x),"
+            " which brings all of it everywhere",
+        )
+    inside: Any = (..., *(slice(n) for n in shape))
+    return found if found.shape[front:] == shape else found[inside]
 
 
 class Tracer(Value):
@@ -714,7 +730,7 @@ def trace(
 def close(program: Program, captured: Sequence[Value]) -> Program:
     """The program with its captured arrays bound as constants."""
     constants = tuple(
-        (var, x._data if x.type.unreduced else x.data)  # type: ignore[attr-defined]
+        (var, x._rows if x.type.unreduced else x.data)  # type: ignore[attr-defined]
         for var, x in zip(program.inputs, captured, strict=False)
     )
     return Program(program.inputs[len(captured) :], program.eqns, program.outputs, constants)

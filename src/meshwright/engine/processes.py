@@ -14,13 +14,12 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 from meshwright.core.current import Processes, current_engine, current_processes
 from meshwright.core.source import here
-from meshwright.engine.xla import needed, sharding_on_devices
+from meshwright.engine.device_arrays import needed
 from meshwright.errors import MeshwrightError
 
 COORDINATOR, COUNT, NUMBER, DEVICES = (
@@ -75,12 +74,6 @@ class JaxProcesses(Processes):
                 file=sys.stderr,
                 flush=True,
             )
-
-    def array(self, shape: tuple[int, ...], sharding: Any, part: Callable[[Any], Any]) -> Any:
-        """Contents of an array of which each process makes its own shards, by their indices."""
-        import jax
-
-        return jax.make_array_from_callback(shape, sharding_on_devices(sharding, shape), part)
 
 
 def _store() -> Any:

@@ -8,13 +8,11 @@ called without JAX, but has no public interface.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from importlib.util import find_spec
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +20,16 @@ from meshwright.core.facts import Structure
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
+from meshwright.engine.device_arrays import (
+    Held,
+    devices_numbered,
+    held,
+    mesh_of,
+    needed,
+    numbers_of,
+    real_devices,
+    require,
+)
 from meshwright.errors import MeshwrightError
 from meshwright.interop.stablehlo.dumping import dump
 from meshwright.sharding.mesh import AbstractMesh
@@ -29,7 +37,9 @@ from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.stack import inline_calls
 
-FEWEST_CPUS = 8  # devices that a CPU is made to be, if nobody says
+if TYPE_CHECKING:
+    from meshwright.partition.partition import LocalProgram
+
 MeshAxes = tuple[tuple[str, int], ...]
 
 
@@ -72,47 +82,78 @@ class OnDevices(NamedTuple):
 
     def bind(self, *values: Any) -> list[Any]:
         """The results for values of JAX as this one op."""
+        shapes = tuple(t.shape for t in self.program.in_types)
         types = tuple((t.shape, np.dtype(t.dtype), w) for t, w in zip(self.program.out_types, self.weak, strict=True))
-        found: list[Any] = _primitive().bind(*values, text=self.text, types=types)
+        found: list[Any] = _primitive().bind(*values, text=self.text, shapes=shapes, types=types)
         return found
 
 
-def emit_xla(program: Program, placed: bool, donated: Sequence[bool] = ()) -> XlaCode:
-    """A program for real devices: what `engine.compile.emit` is for NumPy."""
-    found = on_devices(program, placed)
+def emit_xla(program: Program, placed: bool, donated: Sequence[bool] = (), device: int | None = None) -> XlaCode:
+    """A program for real devices: what `engine.compile.emit` is for NumPy. ``device`` is the number of the one it is
+    for, if somebody said which."""
+    devices = None if device is None else devices_numbered([device], "The function was compiled for")
+    found = on_devices(program, placed, devices)
     return XlaCode(found.text, runner(found, donated))
 
 
-def runner(found: OnDevices, donated: Sequence[bool] = ()) -> Callable[..., tuple[Any, ...]]:
-    """The function that runs a program on arrays of either side, which go where it wants them."""
+def emit_local(local: LocalProgram, donated: Sequence[bool] = ()) -> XlaCode:
+    """The program of one device of a mesh, on all of them: its arguments and results are as devices hold them."""
+    needed()
+    devices = devices_numbered(numbers_of(local.mesh), "The function was compiled for")
+    found = on_devices(local.on_blocks, True, devices)
+    entries = [held(one.sharding, one.type.shape) for one in local.entries]
+    exits = [held(one.sharding, t.shape) for one, t in zip(local.exits, local.out_types, strict=True)]
+    return XlaCode(found.text, runner(found, donated, entries, exits))
+
+
+def runner(
+    found: OnDevices,
+    donated: Sequence[bool] = (),
+    entries: Sequence[Held] | None = None,
+    exits: Sequence[Held] = (),
+) -> Callable[..., tuple[Any, ...]]:
+    """The function that runs a program on arrays of either side, which go where it wants them. ``entries`` and
+    ``exits`` are how devices hold arguments and results, where that is not as whole arrays."""
     import jax
 
     numbers = tuple(n for n, given in enumerate(donated) if given)
     called = jax.jit(
         found.bind, in_shardings=found.arguments, out_shardings=list(found.results), donate_argnums=numbers
     )
+    ins, outs = found.program.in_types, found.program.out_types
+    wanted = entries or [Held(t.shape, t.shape, s) for t, s in zip(ins, found.arguments, strict=True)]
+    # Blocks that the program has in other groups than their array: the shapes of these.
+    entering = {
+        n: t.shape for n, (one, t) in enumerate(zip(wanted, ins, strict=True)) if not _same(one, t, found.arguments[n])
+    }
+    leaving = [n for n, (one, t) in enumerate(zip(exits, outs, strict=False)) if not _same(one, t, found.results[n])]
 
-    arguments = found.arguments
-
-    def put(x: Any, sharding: Any) -> Any:
-        if isinstance(x, jax.Array):
-            return x if x.sharding == sharding else jax.device_put(x, sharding)
-        whole = np.asarray(x)
-        if sharding.is_fully_addressable:
-            return jax.device_put(whole, sharding)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
+    def put(n: int, x: Any) -> Any:
+        x = wanted[n].put(x)
+        return wanted[n].regrouped(x, entering[n], found.arguments[n]) if n in entering else x
 
     def run(*data: Any) -> tuple[Any, ...]:
-        if all(x.__class__ is not np.ndarray for x in data):  # for those of NumPy, JAX would compile once more
+        if not entering and all(x.__class__ is not np.ndarray for x in data):  # of these, JAX would compile once more
             with suppress(ValueError):  # they are elsewhere
                 return tuple(called(*data))
-        return tuple(called(*map(put, data, arguments)))
+        return tuple(called(*(put(n, x) for n, x in enumerate(data))))
+
+    def run_and_regroup(*data: Any) -> tuple[Any, ...]:
+        results = list(run(*data))
+        for n in leaving:
+            results[n] = exits[n].regrouped(results[n], exits[n].padded, exits[n].sharding)
+        return tuple(results)
 
     def run_wide(*data: Any) -> tuple[Any, ...]:
         with jax.enable_x64(True):
-            return run(*data)
+            return run_and_regroup(*data)
 
-    return run_wide if found.wide else run
+    return run_wide if found.wide else run_and_regroup if leaving else run
+
+
+def _same(one: Held, t: TensorType, sharding: Any) -> bool:
+    """Whether an array that is held so is an argument, or a result, as a program has it."""
+    return one.padded == t.shape and one.sharding.is_equivalent_to(sharding, t.ndim)
 
 
 def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = None) -> OnDevices:
@@ -121,34 +162,13 @@ def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = N
     program = program if placed else inline_calls(program, shard_maps=False)
     axes, on, ours = _laid_out(program, placed)
     count = prod(size for _, size in axes)
-    found = (_devices(count, on is None) if devices is None else list(devices))[:count]
-    if len(found) < count:
-        raise MeshwrightError(
-            f"The function was compiled for {count} devices, and JAX has {len(found)}.",
-            where=here(),
-            why="each device of the mesh runs its own part of the program",
-            fix=f'a mesh of {len(found)}, or jax.config.update("jax_num_cpu_devices", {count}) before JAX is used',
-        )
-    mesh = _mesh_of(axes, found)
+    devices = real_devices(count, on is None) if devices is None else devices
+    require(range(count), devices, "The function was compiled for")
+    mesh = mesh_of(axes, devices)
     theirs = [_theirs(s, mesh) for s in ours]
     ins = len(program.inputs)
     text = dump(program, mesh=on, in_shardings=ours[:ins], out_shardings=ours[ins:], name="main")
     return OnDevices(program, text, mesh, tuple(theirs), (False,) * len(program.outputs))
-
-
-def sharding_on_devices(sharding: NamedSharding, shape: tuple[int, ...]) -> Any:
-    """A sharding as JAX has it, on its first devices; what it cannot have in equal parts is whole on each."""
-    axes = tuple(sharding.mesh.shape.items())
-    devices = _devices(prod(size for _, size in axes), False)
-    return _theirs(_even(sharding, TensorType(shape, np.dtype(np.float32))), _mesh_of(axes, devices))
-
-
-def _mesh_of(axes: MeshAxes, devices: Sequence[Any]) -> Any:
-    import jax
-
-    count = prod(size for _, size in axes)
-    placed = np.array(devices[:count]).reshape([size for _, size in axes])
-    return jax.sharding.Mesh(placed, tuple(name for name, _ in axes))
 
 
 def _theirs(sharding: NamedSharding | None, mesh: Any) -> Any:
@@ -156,32 +176,6 @@ def _theirs(sharding: NamedSharding | None, mesh: Any) -> Any:
 
     spec: Any = jax.sharding.PartitionSpec
     return jax.sharding.NamedSharding(mesh, spec(*(() if sharding is None else sharding.spec.partitions)))
-
-
-def needed() -> None:
-    """Refuse to go on without JAX."""
-    if find_spec("jax") is None:
-        raise MeshwrightError("JAX is not installed.", fix="pip install 'meshwright[jax]'")
-
-
-def _number_of_cpus() -> int:
-    """How many devices somebody said that a CPU is; below zero if nobody did."""
-    import jax
-
-    config: Any = jax.config
-    return int(config.jax_num_cpu_devices)
-
-
-@cache
-def _devices(count: int, own: bool) -> list[Any]:
-    """JAX's devices, or this process's own; if it has not begun, and nobody said how many, it makes enough of a CPU."""
-    import jax
-
-    said = "host_platform_device_count" in os.environ.get("XLA_FLAGS", "") or _number_of_cpus() >= 0
-    with suppress(RuntimeError):  # it has begun
-        if not said:
-            jax.config.update("jax_num_cpu_devices", max(count, FEWEST_CPUS))  # type: ignore[no-untyped-call]
-    return list(jax.local_devices() if own else jax.devices())
 
 
 def _laid_out(program: Program, placed: bool) -> tuple[MeshAxes, AbstractMesh | None, list[NamedSharding | None]]:
@@ -221,7 +215,9 @@ def _primitive() -> Any:
     primitive.multiple_results = True
 
     @primitive.def_abstract_eval  # type: ignore[untyped-decorator]
-    def types_of(*operands: Any, text: str, types: Any) -> list[Any]:
+    def types_of(*operands: Any, text: str, shapes: Any, types: Any) -> list[Any]:
+        if tuple(x.shape for x in operands) != shapes:
+            raise ValueError(f"the program is for arrays of shapes {shapes}")
         # On the mesh of the operands, if they have one: a result is then an operand of the same type, and what takes it
         # is not compiled once more.
         mesh = next((x.sharding.mesh for x in operands if not x.sharding.mesh.empty), None)
@@ -232,7 +228,7 @@ def _primitive() -> Any:
             found.append(jax.core.ShapedArray(shape, dtype, weak_type=weak, sharding=where))
         return found
 
-    def lower(context: Any, *operands: Any, text: str, types: Any) -> Any:
+    def lower(context: Any, *operands: Any, text: str, shapes: Any, types: Any) -> Any:
         module = ir.Module.parse(text)
         main: Any = ir.SymbolTable(module.operation)["main"]
         made = list(main.type.results)

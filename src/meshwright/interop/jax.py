@@ -13,7 +13,8 @@ from meshwright.core import tree
 from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array
-from meshwright.engine.xla import needed, on_devices, runner
+from meshwright.engine.device_arrays import needed
+from meshwright.engine.xla import on_devices, runner
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.interop.jax_jit import jit
 from meshwright.interop.mlir import load

@@ -21,7 +21,8 @@ from meshwright.core.program import Atom, Program
 from meshwright.core.source import here
 from meshwright.core.trace import run
 from meshwright.core.types import TensorType
-from meshwright.engine.xla import OnDevices, needed, on_devices, runner
+from meshwright.engine.device_arrays import needed
+from meshwright.engine.xla import OnDevices, on_devices, runner
 from meshwright.errors import MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
 from meshwright.interop.mlir import load
 from meshwright.sharding.mesh import Mesh

@@ -116,10 +116,15 @@ class Entry(NamedTuple):
         names = tuple(name for axis in rows.axes for name, _ in local.names(axis))
         return Entry(sharding, t, PartitionSpec(names), rows)
 
+    @property
+    def of_blocks(self) -> TensorType:
+        """The type of the array that the blocks of all devices make."""
+        shape = self.sharding.padded_shape(self.type.shape) if self.rows is None else self.rows.shape
+        return self.type.with_(shape=shape)
+
     def block(self, local: Localizer) -> TensorType:
         """The type of what a device is given."""
-        shape = self.sharding.padded_shape(self.type.shape) if self.rows is None else self.rows.shape
-        return block_type(self.type.with_(shape=shape), self.spec, local.cuts.axes)
+        return block_type(self.of_blocks, self.spec, local.cuts.axes)
 
     def outside(self, x: Value) -> Value:
         """The argument as the spec cuts it into blocks."""

@@ -65,20 +65,28 @@ class LocalProgram:
     @cached_property
     def whole(self) -> Program:
         """The program of all devices: a shard_map between arrays as they lie outside."""
+
+        def body(*values: Value) -> list[Value]:
+            outs = self._mapped(*(entry.outside(x) for entry, x in zip(self.entries, values, strict=True)))
+            return [exit.outside(x, t) for exit, x, t in zip(self.exits, outs, self.out_types, strict=True)]
+
+        return region(body, [entry.type for entry in self.entries])
+
+    @cached_property
+    def on_blocks(self) -> Program:
+        """The program of all devices: a shard_map between arrays as the blocks of the devices make them, with padding,
+        or in rows."""
+        return region(self._mapped, [entry.of_blocks for entry in self.entries])
+
+    def _mapped(self, *values: Value) -> list[Value]:
         out_specs = []
         for t, spec in zip(self.program.out_types, self.out_specs, strict=True):
             extra = [axis for axis in t.varying if axis not in varying_axes(spec)]
             out_specs.append(spec.update(replicated=extra))
-
-        def body(*values: Value) -> list[Value]:
-            given = [entry.outside(x) for entry, x in zip(self.entries, values, strict=True)]
-            outs = shard_map(
-                *given, body=self.program, mesh=self.cuts.axes, manual=tuple(name for name, _ in self.cuts.axes),
-                in_specs=tuple(entry.spec for entry in self.entries), out_specs=tuple(out_specs),
-            )  # fmt: skip
-            return [exit.outside(x, t) for exit, x, t in zip(self.exits, outs, self.out_types, strict=True)]
-
-        return region(body, [entry.type for entry in self.entries])
+        return shard_map(  # type: ignore[no-any-return]
+            *values, body=self.program, mesh=self.cuts.axes, manual=tuple(name for name, _ in self.cuts.axes),
+            in_specs=tuple(entry.spec for entry in self.entries), out_specs=tuple(out_specs),
+        )  # fmt: skip
 
     def written(self) -> dict[Var, str]:
         """By the results of collectives that were put in, the op that they are for."""

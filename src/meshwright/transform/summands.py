@@ -231,11 +231,11 @@ def _compute(
     """The results of an op on arrays of which some are partial sums, or of one that leaves a partial sum."""
     sizes: dict[str, int] = {}
     for x in operands:
-        sizes.update(zip(x.type.unreduced, np.shape(x._data), strict=False))
+        sizes.update(zip(x.type.unreduced, np.shape(x._rows), strict=False))
     program = _alone(
         op, tuple(x.type for x in operands), types, tuple(params.items()), tuple(sorted(sizes.items()))
     )  # fmt: skip
-    return namespace.function(program)(*(x._data for x in operands))  # type: ignore[no-any-return]
+    return namespace.function(program)(*(x._rows for x in operands))  # type: ignore[no-any-return]
 
 
 set_summands(_compute, sum_rows)

@@ -29,7 +29,7 @@ from meshwright.arrays.checkpoint.layout import (
     stored_type,
 )
 from meshwright.arrays.checkpoint.saving import checksum
-from meshwright.arrays.device_put import PLACES, final_sharding
+from meshwright.arrays.device_put import PLACES, final_sharding, held_on_devices
 from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.core.current import current_processes
 from meshwright.core.dtypes import DType
@@ -239,13 +239,13 @@ class _LeafReader:
         shards = entry["shards"]
         for shard in shards:  # so that room is made only for what is there
             self._find(shard, dtype)
-        apart = isinstance(sharding, NamedSharding) and current_processes.all.count > 1
         try:
-            data = (
-                current_processes.all.array(shape, sharding, lambda index: self._part(shards, shape, dtype, index))
-                if apart
-                else self._join(shards, shape, dtype)
-            )
+            held = held_on_devices(sharding, shape)
+            if held is not None and current_processes.all.count > 1:
+                data = held.made(lambda index: self._part(shards, shape, dtype, index))
+            else:
+                data = self._join(shards, shape, dtype)
+                data = data if held is None else held.put(data)
         except MemoryError:
             raise StorageError(
                 f"{entry['name'] or 'The array'} cannot be loaded: there is no memory for it.",

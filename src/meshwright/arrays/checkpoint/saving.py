@@ -35,13 +35,14 @@ from meshwright.arrays.checkpoint.layout import (
     structure_to_json,
 )
 from meshwright.arrays.operands import known
-from meshwright.arrays.shards import distinct_parts, sharding_of
+from meshwright.arrays.shards import distinct_parts, is_addressable, sharding_of
 from meshwright.core import dtypes
 from meshwright.core.current import current_processes
 from meshwright.core.files import remove, sync_directory, write_new
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import Shape, TensorType
+from meshwright.engine.device_arrays import parts_here
 from meshwright.errors import StorageError, TreeError
 from meshwright.sharding.placement import Index
 
@@ -285,29 +286,14 @@ def _pieces(x: Array) -> Iterator[tuple[Index, Any]]:
     """The parts of an array that this process writes, and what is in them."""
     if not x.type.size:
         return
-    if not getattr(x._data, "is_fully_addressable", True):
-        yield from _own_pieces(x._data)
+    found = distinct_parts(sharding_of(x), x.type.shape)
+    small = len(found) > 1 and x.type.nbytes < SMALL_SHARD_BYTES * len(found)
+    on_devices = hasattr(x._data, "sharding") and not x.type.unreduced
+    if on_devices and not (small and is_addressable(x)):
+        yield from parts_here(x._data, x.type.shape)
     elif current_processes.all.index == 0:
-        found = distinct_parts(sharding_of(x), x.type.shape)
-        small = len(found) > 1 and x.type.nbytes < SMALL_SHARD_BYTES * len(found)
         for index in [(slice(None),) * x.type.ndim] if small else found:
             yield index, x.data[index]
-
-
-def _own_pieces(data: Any) -> Iterator[tuple[Index, Any]]:
-    """Those of an array over several processes, its contents JAX's: of processes that have a part, one writes it."""
-    holders: dict[tuple[tuple[int, int], ...], set[int]] = {}
-    for device, index in data.sharding.devices_indices_map(data.shape).items():
-        holders.setdefault(_bounds(index, data.shape), set()).add(device.process_index)
-    own = {_bounds(shard.index, data.shape): shard for shard in data.addressable_shards}
-    for number, bounds in enumerate(sorted(holders)):
-        processes = sorted(holders[bounds])
-        if processes[number % len(processes)] == current_processes.all.index:
-            yield tuple(slice(*one) for one in bounds), np.asarray(own[bounds].data)
-
-
-def _bounds(index: Index, shape: Shape) -> tuple[tuple[int, int], ...]:
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 def _stored(data: Any) -> Any:
@@ -333,8 +319,8 @@ def _is_plain(x: Any) -> bool:
 
 def _as_array(x: Any, name: str) -> Array:
     if isinstance(x, Array):
-        if getattr(x._data, "is_fully_addressable", True):
-            x.data  # noqa: B018  (an error if it was donated)
+        if x._data is None or (x.type.unreduced and not is_addressable(x)):
+            x.data  # noqa: B018  (an error that says why it cannot be read)
         return x
     if isinstance(x, Value):
         known(x, "Saving", "save what the traced function returns")
