@@ -63,6 +63,15 @@ def test_data_parallel_takes_all_gradients_in_one_sum() -> None:
     assert len(found.collectives) == 1  # the loss is among them
 
 
+@pytest.mark.parametrize("length", [2, 65, 300])
+def test_data_parallel_moves_no_more_than_gradients_however_few_rows_there_are(length: int) -> None:
+    found = compiled(mw, "transformer", "data parallel", batch=2, length=length)
+    module = load("transformer", "meshwright")
+    params = mw.eval_shape(lambda key: module.init(key, module.Config(**CONFIGS["transformer"])), mw.random.key(0))
+    sums = sum(x.size for x in mw.tree.leaves(params)) + 1
+    assert sum(one.bytes_received_per_device * one.times for one in found.collectives) <= sums * 4  # of two devices
+
+
 def test_tensor_parallel_sums_twice_per_layer_each_way() -> None:
     found = compiled(mw, "transformer", "tensor parallel", batch=8, length=129)
     assert kinds(found) == {("all_reduce", ("model",)): 4 * LAYERS, ("all_reduce", ("data",)): 1}

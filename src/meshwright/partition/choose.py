@@ -42,6 +42,7 @@ MOST_ASSIGNMENTS = 256  # ways to give the parts of axes to factors, beyond whic
 _OF_BOOLS = {"and": "min", "or": "max"}  # how devices combine them
 
 Assignment = dict[int, Axes]  # by the number of a factor
+Move = tuple[TensorType, TensorSharding, TensorSharding, float]  # a value, from where to where, and how many share it
 
 
 class Choice(NamedTuple):
@@ -86,6 +87,7 @@ class Question(NamedTuple):
     how: Planning = PLAINLY
     cuts: Axes = ()  # parts of axes that others must nest with
     returned: bool = False  # whether the results are the program's
+    beside: tuple[TensorSharding | None, ...] = ()  # the partial sum, there already, that each result is added to
 
 
 class Numbered(NamedTuple):
@@ -140,6 +142,7 @@ def question(
     how: Planning = PLAINLY,
     cuts: Axes = (),
     returned: bool = False,
+    beside: Sequence[TensorSharding | None] = (),
 ) -> Question:
     """The question for one equation."""
     return Question(
@@ -154,6 +157,7 @@ def question(
         how,
         cuts,
         returned,
+        tuple(beside),
     )
 
 
@@ -163,12 +167,14 @@ def choose(asked: Question) -> Choice:
     which no operand moves, unless a machine is named."""
     placed = None not in asked.want
     reduction = bool(asked.reduced) and len(asked.operand_types) == 1
-    stays = (asked.returned or reduction) and not placed and asked.how.predictable
-    still = _still(asked) if stays else None
-    if still is not None:
+    unplaced = not placed and asked.how.predictable
+    still = _still(asked) if unplaced else None
+    if still is not None and (asked.returned or reduction):
         return still
     best = _cheapest(asked, _assignments(asked))
     assert best is not None, "to split nothing is always possible"
+    if still is not None and best.brought and _is_as_cheap_in_parts(asked, still, best):
+        return still
     share = asked.how.thorough or (asked.returned and not asked.how.typed)
     named = asked.how.cost.topology is not None
     if (best.moved or named) and asked.reduced and len(asked.operand_types) > 1 and share:
@@ -187,6 +193,14 @@ def _still(asked: Question) -> Choice | None:
     assignment = next(_assignments(asked))
     found = _choice(asked, assignment, next(_handed(asked, assignment)))
     return found if found is not None and found.operands == asked.have else None
+
+
+def _is_as_cheap_in_parts(asked: Question, still: Choice, other: Choice) -> bool:
+    """Whether the partial sums of one choice, taken in the layouts of another choice's results, cost no more than it:
+    then no operand need move, whatever the results are used for."""
+    moves = zip(asked.result_types, still.results, other.results, asked.addends, strict=True)
+    seconds = [reshard_seconds(t, have, need, asked.how.cost) / addends for t, have, need, addends in moves]
+    return still.cost - still.moved + sum(seconds) <= other.cost
 
 
 def _cheapest(asked: Question, assignments: Iterable[Assignment], below: float = inf) -> Choice | None:
@@ -440,10 +454,15 @@ def _choice(asked: Question, assignment: Assignment, handed: Handed, below: floa
         return None
     results = tuple(layout(mesh, d, (*handed.axes, *reduced), reduction) for d in dims[count:])
     cost = asked.how.cost
-    moves = [(t, have, need, 1) for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True)]
+    moves: list[Move] = [
+        (t, have, need, 1) for t, have, need in zip(asked.operand_types, asked.have, operands, strict=True)
+    ]
     for t, natural, want, addends in zip(asked.result_types, results, asked.want, asked.addends, strict=True):
         after = taken(t, natural, asked.how) if want is None else want
         moves.append((t, natural, after, addends if natural.unreduced else 1))  # sums that meet are added before
+    for n, other in enumerate(asked.beside, len(operands)):
+        if other is not None and other == moves[n][1]:
+            moves[n] = (*moves[n][:3], inf)  # the other one is summed as it is
     split = prod(axis.size for axes in assignment.values() for axis in axes)
     flops = 2.0 * prod(asked.rule.sizes) / split if asked.rule.sizes else 0.0
     nbytes = local_bytes(asked.operand_types, operands) + local_bytes(asked.result_types, results)

@@ -99,7 +99,7 @@ class Localizer:
     wanted: Mapping[Var, TensorSharding]
     cuts: Cuts
     whys: dict[Var, CollectiveReason] = field(default_factory=dict)
-    addends: dict[Var, int] = field(default_factory=dict)
+    addends: dict[Var, Addends] = field(default_factory=dict)
     how: Planning = PLAINLY
     returned: Set[Atom] = frozenset()  # the program's results
     moved: dict[Atom, TensorSharding] = field(default_factory=dict)  # the layout each value was first brought into
@@ -314,7 +314,7 @@ class Localizer:
         rule = rule_of(eqn.op, tuple(types), tuple(results), tuple(eqn.params.items()))
         layouts = [split.get(n) or replicated(other, t.ndim) for n, t in enumerate(types)]
         wanted = [found if found and is_on(found, other) else None for found in map(self.wanted.get, eqn.outputs)]
-        addends = [self.addends.get(v, 1) for v in eqn.outputs]
+        addends = [self.addends.get(v, ALONE).number for v in eqn.outputs]
         found = choose(question(other, rule, [], types, results, layouts, wanted, addends, self.how))
         moves = any(found.operands[n] != layouts[n] for n in split) or any(s.unreduced for s in found.results)
         return None if moves or found.padded else found
@@ -323,6 +323,14 @@ class Localizer:
         """The layout of this mesh that propagation found for a value."""
         found = self.wanted.get(var)
         return found if found is not None and is_on(found, self.mesh) else None
+
+    def sum_beside(self, var: Var) -> TensorSharding | None:
+        """The layout of the partial sum that a value is added to, if that is there already and used once."""
+        other = self.addends.get(var, ALONE).other
+        if other is None or other not in self._versions or self.uses[other] != 1:
+            return None
+        found = self.as_it_is(other, unreduced=True)
+        return found if found.unreduced and is_on(found, self.mesh) else None
 
     def operands(self, eqn: Eqn, choice: Choice) -> list[Value]:
         """The operands of an equation in the layouts of a choice."""
@@ -354,14 +362,15 @@ class Localizer:
             self.reduce_once(atom)
         have = [self.best(a, unreduced=self.uses[a] == 1) for a in eqn.inputs]
         want = [self.want(v) for v in eqn.outputs]
-        addends = [self.addends.get(v, 1) for v in eqn.outputs]
+        addends = [self.addends.get(v, ALONE).number for v in eqn.outputs]
         groups = self.groups(eqn) if any(s.unreduced for s in have) else []
         returned = all(v in self.returned and self.uses[v] == 1 for v in eqn.outputs)
+        beside = [self.sum_beside(v) for v in eqn.outputs]
 
         def ask(layouts: Sequence[TensorSharding]) -> Choice:
             types = operand_types, result_types
             asked = question(
-                self.mesh, rule, groups, *types, layouts, want, addends, self.how, self.cuts.fixed, returned
+                self.mesh, rule, groups, *types, layouts, want, addends, self.how, self.cuts.fixed, returned, beside
             )
             found = choose(asked)
             if factors is None and found.padded and not _may_be_filled(eqn, found):
@@ -504,8 +513,18 @@ def _dims_by_rule(
     return tuple(found)
 
 
-def _addends(program: Program) -> dict[Var, int]:
-    """For each value that is only added to others, how many values are added up in all."""
+class Addends(NamedTuple):
+    """How many values are added up where one of them is used, and the one that it is added to first."""
+
+    number: int
+    other: Atom | None
+
+
+ALONE = Addends(1, None)
+
+
+def _addends(program: Program) -> dict[Var, Addends]:
+    """The sum that each value is part of which is only added to others."""
     uses: dict[Atom, list[Eqn]] = {}
     for eqn in program.eqns:
         for atom in eqn.inputs:
@@ -516,12 +535,13 @@ def _addends(program: Program) -> dict[Var, int]:
         found = uses.get(var, [])
         return found[0] if len(found) == 1 and found[0].op is add and var not in kept else None
 
-    totals: dict[Var, int] = {}
+    totals: dict[Var, Addends] = {}
     for eqn in reversed(program.eqns):
         for var in eqn.outputs:
             sum_ = adds(var)
             if sum_ is not None:
-                totals[var] = totals.get(sum_.outputs[0], 1) + 1
+                one, other = sum_.inputs
+                totals[var] = Addends(totals.get(sum_.outputs[0], ALONE).number + 1, other if one is var else one)
     return totals
 
 

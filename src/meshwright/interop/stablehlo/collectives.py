@@ -40,46 +40,18 @@ def _channel(b: BodyText) -> str:
 
 
 def _reduced(how: str) -> Write:
-    """All operands of one element type at once: as one array, for XLA takes no all-reduce of several in manual code."""
+    """One all-reduce for each operand, which XLA takes together where it finds them next to each other: it reads no
+    all-reduce of several in manual code, and to write them as one array would copy them twice."""
 
     def write(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
-        found: dict[int, str] = {}
-        for dtype in dict.fromkeys(t.dtype for _, t in operands):
-            places = [n for n, (_, t) in enumerate(operands) if t.dtype == dtype]
+        found = []
+        for name, t in operands:
             text = f"{_groups(b, eqn)}, use_global_device_ids"
-            region = b.scalar_region(how, dtype)
-            joined, t = _joined(b, [operands[n] for n in places])
-            (out,) = b.op("all_reduce", [(joined, t)], [t], text, region)
-            found.update(zip(places, _parted(b, (out, t), [results[n] for n in places]), strict=True))
-        return [found[n] for n in range(len(operands))]
+            plain = TensorType(t.shape, t.dtype)
+            found += b.op("all_reduce", [(name, plain)], [plain], text, b.scalar_region(how, t.dtype))
+        return found
 
     return write
-
-
-def _joined(b: BodyText, operands: list[Operand]) -> Operand:
-    """Several arrays as one of rank 1; one as it is."""
-    if len(operands) == 1:
-        return operands[0][0], TensorType(operands[0][1].shape, operands[0][1].dtype)
-    flat = []
-    for name, t in operands:
-        row = TensorType((t.size,), t.dtype)
-        flat.append((b.op("reshape", [(name, t)], [row])[0], row))
-    whole = TensorType((sum(t.size for _, t in flat),), flat[0][1].dtype)
-    return b.op("concatenate", flat, [whole], "dimension = 0 : i64")[0], whole
-
-
-def _parted(b: BodyText, joined: Operand, results: Types) -> list[str]:
-    """The arrays that were joined."""
-    if len(results) == 1:
-        return [joined[0]]
-    names, start = [], 0
-    for t in results:
-        row, end = TensorType((t.size,), t.dtype), start + t.size
-        bounds = f"start_indices = array<i64: {start}>, limit_indices = array<i64: {end}>, strides = array<i64: 1>"
-        (part,) = b.op("slice", [joined], [row], bounds)
-        names += b.op("reshape", [(part, row)], [TensorType(t.shape, t.dtype)])
-        start = end
-    return names
 
 
 def _all_gather(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -> list[str]:
