@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import isclose
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,27 @@ def test_a_loop_by_multiplication_is_the_loop_played_in_full(chip: str, rows: in
     found = simulate(program, chip).seconds
     monkeypatch.setattr(schedule, "ITERATIONS", 1000)
     assert isclose(found, simulate(program, chip).seconds, rel_tol=0.02)
+
+
+def test_what_nobody_waits_for_lengthens_no_iteration_but_the_last(monkeypatch: Any) -> None:
+    """As gradients of weights in a backward pass: at the end of a loop they are put off, and only there."""
+    rng, loops = np.random.default_rng(3), []
+    for _ in range(40):
+        body: list[Task] = []
+        last = -1  # of the chain from carry to carry
+        for n in range(int(rng.integers(4, 12))):
+            before = (last,) if last >= 0 else ()
+            if rng.random() < 0.5:
+                body.append(task(COMPUTE, float(rng.integers(1, 8)), *before))
+            body.append(task("links 0" if n % 3 == 2 else COMPUTE, float(rng.integers(1, 5)), *before))
+            last = len(body) - 1
+        first = next(n for n, one in enumerate(body) if last in (n,) or any(n in other.after for other in body))
+        block: Any = SimpleNamespace(tasks=body)
+        cost = TaskCost(0.0, (COMPUTE,), "compute")
+        loops.append(Task("loop", "scan", None, cost, body=block, times=60, carried=((first, last),)))
+    found = [Scheduler("loops").loop(one).seconds for one in loops]
+    monkeypatch.setattr(schedule, "ITERATIONS", 1000)
+    assert found == [pytest.approx(Scheduler("loops").loop(one).seconds, rel=0.03) for one in loops]
 
 
 def test_a_loop_overlaps_as_its_unrolled_twin_does() -> None:

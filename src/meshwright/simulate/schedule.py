@@ -121,7 +121,8 @@ class Scheduler:
         ends = [starts[n * size + size - 1] for n in range(count)]
         rest = task.times - count
         middle = count // 2
-        each = max((ends[-2] - ends[-2 - middle]) / middle if rest else 0.0, _busiest(body.tasks, lengths))
+        # The last two iterations are not like those before: nobody but the end waits for them.
+        each = max((ends[-3] - ends[-3 - middle]) / middle if rest else 0.0, _busiest(body.tasks, lengths))
         events = []
         for number, (one, start, length) in enumerate(zip(tasks, starts, seconds, strict=True)):
             if one is nothing:
