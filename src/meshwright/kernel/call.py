@@ -117,6 +117,7 @@ class KernelCall:
     core_axis: str = "core"
     source: Source | None = None
     in_axes: tuple[frozenset[str], ...] = ()
+    given: Any = None  # what ``pallas_call`` was given, for JAX's
 
     @property
     def parallel(self) -> list[int]:

@@ -73,6 +73,8 @@ def pallas_call(
     shown = debug is True
     checks = debug if isinstance(debug, Debug) else None
 
+    given = Given(kernel, out_shape, spec, dict(input_output_aliases or {}), params, name)
+
     def call(*args: Any) -> Any:
         flat = [tree.flatten(arg) for arg in args]
         leaves = [leaf_value(x, f"argument {n} of the kernel") for n, (found, _) in enumerate(flat) for x in found]
@@ -102,6 +104,7 @@ def pallas_call(
             cores=params.num_cores if core_mesh is None else core_mesh[1],
             core_axis="core" if core_mesh is None else core_mesh[0],
             source=source,
+            given=given,
         )
         _check_aliases(built, leaves)
         _check_semantics(built)
@@ -110,7 +113,7 @@ def pallas_call(
         results = _apply(built, [*leaves, *traced])
         return _like_out_shape(out_shape, built.out_trees, results)
 
-    call.given = Given(kernel, out_shape, spec, dict(input_output_aliases or {}), params, name)  # type: ignore[attr-defined]
+    call.given = given  # type: ignore[attr-defined]
     return call
 
 

@@ -10,6 +10,7 @@ Array([4, 6], dtype=int32)
 
 from __future__ import annotations
 
+from meshwright.interop import pallas_stablehlo as _pallas_stablehlo  # noqa: F401  (how engine xla has kernels)
 from meshwright.kernel.call import Debug
 from meshwright.kernel.calling import pallas_call
 from meshwright.kernel.language.body import (

@@ -82,8 +82,9 @@ def dump(
     body = "\n".join(writer.lines)
     meshes = "\n".join(f"sdy.mesh @{name} = {text}" for name, text in writer.meshes.items())
     end = f'"func.return"({", ".join(returned)}) : ({types}) -> ()'
+    others = "\n".join([meshes, *writer.functions])
     text = (
-        f"{meshes}\nfunc.func {'public ' * (name is not None)}@main({arguments}) -> ({results}) {{\n{body}\n{end}\n}}"
+        f"{others}\nfunc.func {'public ' * (name is not None)}@main({arguments}) -> ({results}) {{\n{body}\n{end}\n}}"
     )
     if name is not None:
         count = mesh.size if mesh is not None else 1
@@ -105,6 +106,7 @@ class BodyWriter:
         self.meshes: dict[str, str] = {}
         self.count = 0
         self.channels = 0
+        self.functions: list[str] = []
         self.axes: Sequence[tuple[str, int]] = ()
         self._mesh = mesh
         self._fixed = fixed

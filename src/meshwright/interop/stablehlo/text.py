@@ -25,6 +25,7 @@ class BodyText(Protocol):
     lines: list[str]
     axes: Sequence[tuple[str, int]]  # of the mesh around, inside of a shard_map
     channels: int
+    functions: list[str]  # of the module beside main
 
     def name(self) -> str: ...
     def op(
