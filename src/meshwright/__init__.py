@@ -13,6 +13,7 @@ from meshwright.compile.jit import jit
 from meshwright.core.dtypes import config
 from meshwright.core.first_use import on_first_use
 from meshwright.core.program import Program
+from meshwright.core.source import named_scope
 from meshwright.core.text.parse import parse_program
 from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
@@ -138,6 +139,7 @@ __all__ = [
     "load",
     "make_mesh",
     "make_program",
+    "named_scope",
     "nn",
     "no_implicit_comms",
     "numpy",

@@ -154,13 +154,13 @@ def test_reasons_say_how_a_value_is_needed() -> None:
         return [one.why for one in mw.jit(function).lower(x, w).compile().collectives]
 
     assert whys(lambda x, w: x @ w) == [
-        "dot_general leaves partial sums over model; the program returns it sharded as [8@data, 4]"
+        "the matmul leaves partial sums over model; the program returns it sharded as [8@data, 4]"
     ]
     assert whys(lambda x, w: mnp.sum(x)) == [
-        "reduce_sum leaves partial sums over data, model; the program returns it replicated"
+        "the reduce_sum leaves partial sums over data, model; the program returns it replicated"
     ]
     assert whys(lambda x, w: (lambda y: (mnp.tanh(y), mnp.exp(y)))(x @ w)) == [
-        "dot_general leaves partial sums over model; 2 equations read it sharded as [8@data, 4]"
+        "the matmul leaves partial sums over model; 2 equations read it sharded as [8@data, 4]"
     ]
 
     def layers(w: Any, x: Any) -> Any:
@@ -179,7 +179,8 @@ def test_what_would_be_cheaper_names_arguments_as_the_function_does() -> None:
     out = mw.NamedSharding(MESH, P("data"))
     for function, name in ((shifted, "params['b']"), (lambda *args: shifted(*args), "args[0]['b']")):
         lines = mw.jit(function, out_shardings=out).lower(*args).compile().explain().splitlines()
-        assert lines[-2:] == ["cheaper:", f"    lay out {name} as P('data', None): −4.1 kB per device"]
+        assert lines[-2] == "cheaper:"
+        assert lines[-1].startswith(f"    lay out {name} as P('data', None): −4.1 kB per device, −")
 
 
 def test_values_that_could_be_split_further_are_named_once() -> None:

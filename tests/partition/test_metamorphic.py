@@ -129,9 +129,9 @@ def test_axes_of_one_device_that_are_written_are_in_no_reason() -> None:
         found = mw.jit(lambda x, y: (x * 2) @ y, out_shardings=mw.NamedSharding(mesh, out)).lower(x, y).compile()
         return [one.why for one in found.collectives]
 
-    whole = "dot_general gives it sharded as [8@y, 8]; the program returns it replicated"
+    whole = "the matmul gives it sharded as [8@y, 8]; the program returns it replicated"
     assert reasons(mw.P("y"), mw.P(), mw.P()) == reasons(mw.P("y", "one"), mw.P("one"), mw.P("one")) == [whole]
-    split = "dot_general leaves partial sums over y; the program returns it sharded as [8, 8@x]"
+    split = "the matmul leaves partial sums over y; the program returns it sharded as [8, 8@x]"
     assert reasons(mw.P(None, "y"), mw.P("y", "x"), mw.P(None, "x")) == [split]
     assert reasons(mw.P("one", "y"), mw.P(("one", "y"), "x"), mw.P("one", "x")) == [split]
 

@@ -11,7 +11,7 @@ from meshwright.arrays.static import static_flag, static_shape
 from meshwright.core import dtypes, tree
 from meshwright.core.check import check
 from meshwright.core.program import Program
-from meshwright.core.source import here
+from meshwright.core.source import here, traced_apart
 from meshwright.core.trace import Array, Tracer, Value, close, leaked, state, to_array, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, TreeError
@@ -202,7 +202,8 @@ def make_program(function: Callable[..., Any]) -> Callable[..., Program]:
 
     def maker(*args: Any, **kwargs: Any) -> Program:
         leaves, in_tree = tree.flatten((args, kwargs))
-        return check(dce(trace_flat(function, in_tree, [leaf_type(x) for x in leaves]).closed), "tracing")
+        traced = traced_apart(trace_flat)(function, in_tree, [leaf_type(x) for x in leaves])
+        return check(dce(traced.closed), "tracing")
 
     return maker
 

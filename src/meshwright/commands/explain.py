@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 from meshwright.commands.fixes import as_typed
+from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.user_code import CALL, called, compiled, kind_of
 from meshwright.compile.compiled import Compiled
-from meshwright.compile.partitioning import Collective
+from meshwright.compile.explain import Filter
 from meshwright.compile.sharding_reasons import ShardingReasons
 from meshwright.errors import MeshwrightError
 
@@ -33,19 +34,27 @@ def describe(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="an argument (params['w']), a result (result[0]) or a line (model.py:41); may be given several times",
     )
+    parser.add_argument(
+        "--hardware", "--chip", metavar="MACHINE", help="the machine that times are of: 'h100', 'tpu v5e 2x4'"
+    )
+    parser.add_argument("--axis", metavar="NAME", help="collectives over a mesh axis alone")
+    parser.add_argument("--kind", metavar="KIND", help="those of a kind alone: all_gather, all_to_all, …")
+    parser.add_argument("--line", metavar="FILE.py:N", help="those that a line leads to alone")
+    parser.add_argument("--scope", metavar="NAME", help="those in a named scope alone, or in a loop: 'scan'")
+    parser.add_argument("--top", type=int, metavar="N", help="at most so many rows, those that take longest")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.epilog = "meshwright explain model.py:example --axis model --top 5"
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile and explain."""
     result = compiled_of(args.program)
     if args.value is None:
-        text = result.explain()
-        if args.json:
-            found = {"collectives": [_collective(one) for one in result.collectives], "explanation": text.splitlines()}
-            print(json.dumps(found, indent=2, ensure_ascii=False))
-        else:
-            print(text)
+        check_number(args, "top", 5)
+        hardware = read_machine(args.hardware) if args.hardware else None
+        found = result.explanation(hardware)
+        wanted = Filter(args.axis, args.kind, args.line, args.scope, args.top)
+        print(json.dumps(found.to_json(wanted), indent=2, ensure_ascii=False) if args.json else found.text(wanted))
         return 0
     with as_typed():
         reasons = [result.explain_sharding(value) for value in args.value]
@@ -67,19 +76,6 @@ def compiled_of(program: str) -> Compiled:
         why="the function is compiled for them",
         fix=_FIX,
     )
-
-
-def _collective(one: Collective) -> dict[str, Any]:
-    return {
-        "kind": one.kind,
-        "axes": list(one.axes),
-        "bytes_received_per_device": one.bytes_received_per_device,
-        "times": one.times,
-        "values": [t.short() for t in one.values],
-        "line": str(one.source) if one.source is not None else None,
-        "why": one.why,
-        "implicit": one.implicit,
-    }
 
 
 def _facts(found: ShardingReasons) -> list[dict[str, Any]]:

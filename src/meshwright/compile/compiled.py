@@ -12,9 +12,10 @@ from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, to_array
 from meshwright.core.types import TensorType
-from meshwright.errors import ShapeError, TreeError
+from meshwright.errors import MeshwrightError, ShapeError, TreeError
 
 if TYPE_CHECKING:
+    from meshwright.compile.explain import Explanation
     from meshwright.compile.jit import Executable
     from meshwright.compile.partitioning import Collective
     from meshwright.compile.sharding_reasons import ShardingReasons
@@ -183,33 +184,56 @@ class Compiled:
         return self._executable.stages
 
     @overload
-    def explain(self, *, json: Literal[False] = False) -> str: ...
+    def explain(self, hardware: Any = None, *, json: Literal[False] = False, **wanted: Any) -> str: ...
 
     @overload
-    def explain(self, *, json: Literal[True]) -> list[dict[str, Any]]: ...
+    def explain(self, hardware: Any = None, *, json: Literal[True], **wanted: Any) -> list[dict[str, Any]]: ...
 
-    def explain(self, *, json: bool = False) -> str | list[dict[str, Any]]:
-        """Every collective with its bytes, its line and its reason; layouts that would be cheaper; what is held twice.
-        With ``json=True``, a dict for each collective.
+    def explain(self, hardware: Any = None, *, json: bool = False, **wanted: Any) -> str | list[dict[str, Any]]:
+        """Every collective with its time and share of the step on a machine, its line and its reason, those of equal
+        layers in one row; shardings that would be cheaper, which were tried; what is held twice.
+
+        The machine is ``hardware``, or what jit was told, or a TPU v5e. Wanted may be those over an ``axis``, of a
+        ``kind``, of a ``line`` (``"model.py:41"``), in a ``scope``, and the ``top`` rows. With ``json=True``, a dict
+        for each collective.
 
         >>> import meshwright as mw, meshwright.numpy as mnp
         >>> mesh = mw.make_mesh((4,), ("x",))
         >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P("x")))
-        >>> print(mw.jit(lambda x: x.sum(0)).lower(x).compile().explain().splitlines()[0])
+        >>> compiled = mw.jit(lambda x: x.sum(0)).lower(x).compile()
+        >>> print(compiled.explain().splitlines()[0])
         1 collective: all_reduce 1; 96 bytes received per device
-        >>> mw.jit(lambda x: x.sum(0)).lower(x).compile().explain(json=True)[0]["why"]
-        'reduce_sum leaves partial sums over x; the program returns it replicated'
+        >>> compiled.explain("h100", json=True, kind="all_reduce")[0]["why"]
+        'the reduce_sum leaves partial sums over x; the program returns it replicated'
         """
-        from meshwright.compile.explain import explain, facts, table
-        from meshwright.compile.sharding_reasons import argument_paths
+        from meshwright.compile.explain import Filter
 
+        unknown = [name for name in wanted if name not in Filter._fields]
+        if unknown:
+            raise MeshwrightError(
+                f"explain knows nothing of {', '.join(unknown)}.",
+                where=here(),
+                why=f"collectives are chosen by {', '.join(Filter._fields)}",
+                fix='compiled.explain(axis="model", top=5)',
+            )
+        found, chosen = self.explanation(hardware), Filter(**wanted)
+        return found.records(chosen) if json else found.text(chosen)
+
+    def explanation(self, hardware: Any = None) -> Explanation:
+        """What `explain` says, as an object: its ``rows()``, ``findings`` and ``cheaper()`` shardings of arguments.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mw.make_mesh((4,), ("x",)), mw.P("x")))
+        >>> mw.jit(lambda x: x.sum(0)).lower(x).compile().explanation("h100").rows()[0].times
+        1
+        """
+        from meshwright.compile.explain import Explanation
+        from meshwright.compile.sharding_reasons import argument_paths, result_paths
+
+        names = argument_paths(self._in_tree, self._parameters)
+        results = result_paths(self._executable.out_tree)
         placed = self._executable.placed
-        if json:
-            return facts(self.collectives, placed, argument_paths(self._in_tree, self._parameters))
-        if placed is None:
-            found = self.collectives
-            return "\n".join(table(found)) if found else "no collectives: the program runs on one device"
-        return explain(placed, argument_paths(self._in_tree, self._parameters))
+        return Explanation(self.collectives, placed, self._executable.program, names, results, self, hardware)
 
     def simulate(self, hardware: Any, **options: Any) -> Simulation:
         """One run on hardware: a topology, or a machine of the named chip, with its timeline and memory.

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from meshwright.chart.amounts import time_text
-from meshwright.compile.partitioning import Collective, PartitionedProgram, with_argument
+from meshwright.chart.amounts import numbers_text, size_text, time_text
+from meshwright.compile.findings import Finding, Measured, findings, measure
+from meshwright.compile.partitioning import Collective, PartitionedProgram
+from meshwright.compile.suggestions import Suggestion, suggestions
+from meshwright.compile.value_names import ValueNames, general
+from meshwright.core.program import Program
+from meshwright.core.source import FORWARD
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest, received
 from meshwright.partition.cost import DEFAULT_CHIP
 from meshwright.partition.layouts import axes_used
 from meshwright.partition.reshard.plan import show_bytes
-from meshwright.sharding.spec import PartitionSpec, pasted
+from meshwright.propagate.reasons import Reasons
 
-MOST_TRIED = 4  # arguments for which another layout is tried
+SCHEMA = "meshwright.explain/1"
 SHOWN = 5
+MOST_ROWS = 15  # of a text that nobody asked for more of
 WORTH_SPLITTING = 1 << 20  # bytes
-
-
-class Suggestion(NamedTuple):
-    """A layout for an argument that saves communication: bytes that each device would not receive."""
-
-    argument: str
-    spec: PartitionSpec
-    saved_bytes: int
-
-    def __str__(self) -> str:
-        return f"lay out {self.argument} as {self.spec}: −{show_bytes(self.saved_bytes)} per device"
-
-    @property
-    def fix(self) -> str:
-        """Code to paste."""
-        return f"mw.device_put({self.argument}, mw.NamedSharding(mesh, {pasted(self.spec)}))"
 
 
 class ReplicatedValue(NamedTuple):
@@ -47,31 +39,296 @@ class ReplicatedValue(NamedTuple):
         return f"{self.name} {self.type.short()}, {show_bytes(self.type.nbytes)}: free {', '.join(self.free)}"
 
 
-def explain(placed: PartitionedProgram, names: Sequence[str]) -> str:
-    """A table of the collectives, cheaper layouts, and values that could be split further.
+class Filter(NamedTuple):
+    """Which collectives are wanted: those over an axis, of a kind, of a line, in a scope; and at most so many rows."""
 
-    ``names`` are those of the arguments.
+    axis: str | None = None
+    kind: str | None = None
+    line: str | None = None
+    scope: str | None = None
+    top: int | None = None
+
+    def wants(self, one: Finding) -> bool:
+        """Whether a collective is wanted. A line is meant by any line of its stack, a scope by a part of its name."""
+        c = one.collective
+        return (
+            (self.axis is None or any(axis.split(":")[0] == self.axis for axis in c.axes))
+            and (self.kind is None or c.kind == self.kind.replace("-", "_"))
+            and (self.line is None or any(self.line in (str(s), f"{s.file}:{s.line}") for s in _lines(one)))
+            and (self.scope is None or any(self.scope in scope for scope in one.around))
+        )
+
+
+EVERYTHING = Filter()
+
+
+def _lines(one: Finding) -> list[Any]:
+    return one.collective.origin.stack() if one.collective.origin is not None else []
+
+
+@dataclass(frozen=True)
+class Row:
+    """Collectives that are the same but for the layer: one line of the table."""
+
+    members: tuple[Finding, ...]
+
+    @property
+    def first(self) -> Finding:
+        return self.members[0]
+
+    @property
+    def times(self) -> int:
+        return sum(one.times for one in self.members)
+
+    @property
+    def seconds(self) -> float:
+        """All runs of all of them, one after another."""
+        return sum(one.seconds * one.collective.times for one in self.members)
+
+    @property
+    def share(self) -> float | None:
+        """What of the step that is; None where it is not part of the step that was simulated."""
+        known = [one.share for one in self.members if one.share is not None]
+        return sum(known) if known else None
+
+    @property
+    def exposed_seconds(self) -> float | None:
+        """What of that nothing is computed in."""
+        known = [one.exposed_seconds * one.collective.times for one in self.members if one.exposed_seconds is not None]
+        return sum(known) if known else None
+
+    def common(self, texts: Sequence[str]) -> str:
+        """What is the same for all, numbers that differ as ranges: ``layers[0-31]``."""
+        if len(set(texts)) == 1:
+            return texts[0]
+        if len({general(text) for text in texts}) > 1:
+            return texts[0] + ", …"
+        parts, numbers = general(texts[0]).split("*"), list(zip(*map(_numbers, texts), strict=True))
+        shown = [numbers_text(sorted(set(column))) for column in numbers]
+        return "".join(part + number for part, number in zip(parts, [*shown, ""], strict=True))
+
+
+def _numbers(text: str) -> list[int]:
+    found, digits = [], ""
+    for letter in text + " ":
+        if letter.isdigit():
+            digits += letter
+        elif digits:
+            found.append(int(digits))
+            digits = ""
+    return found
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known of the communication of a compiled program on a machine.
+
+    ``names`` and ``out_names`` are what a user calls the arguments and results.
     """
-    if not placed.collectives:
-        return "\n".join(["no collectives: no device needs what another has", *_audit_lines(placed, names)])
-    lines = [*table(placed.collectives), *_instead_lines(placed, names)]
-    cheaper = suggestions(placed, names)
-    if cheaper:
-        lines += ["cheaper:", *(f"    {one}" for one in cheaper)]
-    return "\n".join([*lines, *_audit_lines(placed, names)])
+
+    collectives: Sequence[Collective]
+    placed: PartitionedProgram | None
+    program: Program
+    names: Sequence[str]
+    out_names: Sequence[str]
+    compiled: Any
+    hardware: Any = None
+
+    @cached_property
+    def machine(self) -> Any:
+        """The machine that was asked about, that jit was told, or one of `DEFAULT_CHIP`."""
+        told = self.placed.placement.hardware if self.placed is not None else None
+        return self.hardware or told or DEFAULT_CHIP
+
+    @cached_property
+    def measured(self) -> Measured | str:
+        return measure(self.compiled, self.machine, self.compiled.donated)
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """Every collective, in the order of the program."""
+        placed = self.placed
+        measured = self.measured if isinstance(self.measured, Measured) else None
+        names: ValueNames | None = None
+        instead: list[Suggestion | None] = [None] * len(self.collectives)
+        if placed is not None and self.collectives:
+            names = ValueNames(placed.source, self.names, self.out_names)
+            reasons = Reasons(placed.propagated, self.names, self.out_names)
+            now = measured.simulation if measured is not None else None
+            instead = suggestions(placed, names, self.machine, now, reasons)
+        programs = [placed.source] if placed is not None else [self.program]
+        return findings(self.collectives, programs, names, self.machine, measured, instead)
+
+    def rows(self, wanted: Filter = EVERYTHING) -> list[Row]:
+        """The collectives that are wanted, those of equal layers in one row, from the longest on."""
+        groups: dict[Any, list[Finding]] = {}
+        for one in filter(wanted.wants, self.findings):
+            groups.setdefault(repr(one.group), []).append(one)
+        found = sorted((Row(tuple(group)) for group in groups.values()), key=lambda row: -row.seconds)
+        return found[: wanted.top]
+
+    def cheaper(self) -> list[Suggestion]:
+        """The shardings of arguments that save most, the best first."""
+        found = {one.suggestion for one in self.findings if one.suggestion is not None and one.suggestion.saves}
+        return sorted(found, key=lambda one: (-one.saved_seconds, -one.saved_bytes, one.argument))
+
+    # Text
+
+    def text(self, wanted: Filter = EVERYTHING) -> str:
+        """A table of the collectives, cheaper shardings, and values that could be split further."""
+        if not self.collectives:
+            if self.placed is None:
+                return "no collectives: the program runs on one device"
+            return "\n".join(["no collectives: no device needs what another has", *self._audit_lines()])
+        rows = self.rows(wanted)
+        shown = rows if wanted.top is not None else rows[:MOST_ROWS]
+        lines = [_summary(self.collectives), self._step(), *self.table(shown)]
+        if len(shown) < len(rows):
+            rest = sum(row.seconds for row in rows[len(shown) :])
+            lines.append(f"and {len(rows) - len(shown)} more rows, {time_text(rest)} in all: top={len(rows)}")
+        if self.placed is not None and wanted == EVERYTHING:
+            cheaper = [f"    {one}" for one in self.cheaper()]
+            lines += [*self._instead_lines(), *(["cheaper:", *cheaper] if cheaper else []), *self._audit_lines()]
+        return "\n".join(lines)
+
+    def _step(self) -> str:
+        """How long the step takes, and how much of that is communication."""
+        if isinstance(self.measured, str):
+            return f"no times: {self.measured}"
+        found = self.measured.simulation
+        parts = found.communication_seconds, found.exposed_seconds
+        share = f" ({parts[0] / found.seconds:.0%})" if found.seconds else ""
+        return (
+            f"a step takes {time_text(found.seconds)} on {found.topology.text}; "
+            f"collectives {time_text(parts[0])}{share}, {time_text(min(parts))} of that exposed"
+        )
+
+    def table(self, rows: Sequence[Row]) -> list[str]:
+        """Lines that say of every row what it moves, where and why."""
+        cells = [["time", "share", "kind", "axes", "bytes", "times", "line", "value"], *map(self._cells, rows)]
+        widths = [max(len(row[n]) for row in cells) for n in range(len(cells[0]))]
+        shown = ["  ".join(c.ljust(width) for c, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+        lines = shown[:1]
+        for text, row in zip(shown[1:], rows, strict=True):
+            lines += [text, *(f"    {one}" for one in self._details(row))]
+        return lines
+
+    def _cells(self, row: Row) -> list[str]:
+        one, share = row.first, row.share
+        c = one.collective
+        ring = ""
+        if c.overlap is not None and c.overlap.permutes:
+            ring = f"{c.overlap.kind} as {one.permutes} permute{'s' * (one.permutes > 1)}"
+        return [
+            time_text(row.seconds),
+            f"{share:.0%}" if share is not None else "–",
+            ring or c.kind,
+            ",".join(_whole_axes(c)),
+            size_text(c.bytes_received_per_device * one.permutes),
+            str(row.times),
+            str(one.stack.line or ""),
+            one.called(row.common([member.name for member in row.members])),
+        ]
+
+    def _details(self, row: Row) -> Iterator[str]:
+        one = row.first
+        yield one.collective.why
+        around = [row.common(list(texts)) for texts in zip(*(member.scopes for member in row.members), strict=False)]
+        inside = [*(["/".join(around)] if around else []), *map(str, one.collective.loops)]
+        if one.direction != FORWARD:
+            inside.insert(0, one.direction)
+        if inside:
+            yield ", ".join(inside)
+        yield from map(str, one.collective.within)
+        stack = one.stack.show()
+        if stack and (len(stack) > 1 or one.stack.helpers or "   " in stack[0]):
+            yield "at " + " ← ".join([stack[0], *(line.split("   ")[0] for line in stack[1:])])
+        exposed = row.exposed_seconds
+        if exposed is not None and row.seconds:
+            hidden = 1 - exposed / row.seconds
+            if hidden > 0.005:
+                yield f"{hidden:.0%} of it overlapped by compute, {time_text(exposed)} exposed"
+        yield from _overlap_lines(one.collective)
+        if one.suggestion is not None:
+            yield f"{'instead' if one.suggestion.saves else 'next best'}: {one.suggestion}"
+
+    def _instead_lines(self) -> list[str]:
+        """What the planner left of the shardings that propagation found, and what that saves."""
+        placed = self.placed
+        if placed is None or placed.instead is None:
+            return []
+        argument, saved = placed.instead
+        groups = placed.placement.groups or (0,) * len(self.names)
+        less = f", which saves {show_bytes(saved)} per device" if saved > 0 else ""
+        left = "instead of what propagation found, values"
+        if argument is None:
+            return [f"{left} without a constraint are sharded as they are used{less}"]
+        return [f"{left} inside get their shardings from {_root(self.names[groups.index(argument)])} alone{less}"]
+
+    def _audit_lines(self) -> list[str]:
+        """What `audit` found, values that read the same on one line."""
+        held = Counter(map(str, audit(self.placed, self.names))) if self.placed is not None else Counter()
+        if not held:
+            return []
+        shown = list(held.items())[:SHOWN]
+        rest = held.total() - sum(count for _, count in shown)
+        lines = [f"    {text}{f' ({count} of these)' if count > 1 else ''}" for text, count in shown]
+        return ["whole along a free axis:", *lines, *([f"    and {rest} more"] if rest else [])]
+
+    # For programs
+
+    def to_json(self, wanted: Filter = EVERYTHING) -> dict[str, Any]:
+        """What ``meshwright explain --json`` prints: ``explain.schema.json`` beside this file says what is in it."""
+        found = self.measured.simulation if isinstance(self.measured, Measured) else None
+        shown = {id(one) for row in self.rows(wanted) for one in row.members}
+        listed = [one for one in self.findings if id(one) in shown]
+        counted = {id(one) for one in dearest(self.collectives)}
+        return {
+            "schema": SCHEMA,
+            "machine": found.topology.text if found is not None else None,
+            "mesh": {} if self.compiled.mesh is None else dict(self.compiled.mesh.shape),
+            "seconds": found.seconds if found is not None else None,
+            "exposed_seconds": found.exposed_seconds if found is not None else None,
+            "peak_bytes_per_device": found.peak_bytes_per_device if found is not None else None,
+            "bytes_received_per_device": received(self.collectives),
+            "collectives": [
+                one.record()
+                | {
+                    "exposed_seconds": one.exposed_seconds,
+                    "implicit": one.collective.implicit,
+                    "counted": id(one.collective) in counted,
+                }
+                for one in listed
+            ],
+            "cheaper": [
+                {
+                    "arguments": list(one.arguments),
+                    "spec": str(one.spec),
+                    "saved_bytes": one.saved_bytes,
+                    "saved_seconds": one.saved_seconds,
+                    "saved_memory_bytes": one.saved_memory,
+                    "fix": one.fix,
+                }
+                for one in self.cheaper()
+            ],
+        }
+
+    def records(self, wanted: Filter = EVERYTHING) -> list[dict[str, Any]]:
+        """A dict for each collective that is wanted; of rows, those that are shown."""
+        if wanted.top is not None:
+            shown = {id(one) for row in self.rows(wanted) for one in row.members}
+            return [one.record() for one in self.findings if id(one) in shown]
+        return [one.record() for one in self.findings if wanted.wants(one)]
 
 
-def _instead_lines(placed: PartitionedProgram, names: Sequence[str]) -> list[str]:
-    """What the planner left of the shardings that propagation found, and what that saves."""
-    if placed.instead is None:
-        return []
-    argument, saved = placed.instead
-    groups = placed.placement.groups or (0,) * len(names)
-    less = f", which saves {show_bytes(saved)} per device" if saved > 0 else ""
-    if argument is None:
-        return [f"instead of what propagation found, values without a constraint are sharded as they are used{less}"]
-    source = _root(names[groups.index(argument)])
-    return [f"instead of what propagation found, values inside get their shardings from {source} alone{less}"]
+def _whole_axes(c: Collective) -> list[str]:
+    """The axes of a collective, all parts of one as the whole."""
+    found: dict[str, int] = {}
+    for axis in c.axes:
+        name, _, part = axis.partition(":")
+        found[name] = found.get(name, 1) * (int(part.rpartition(")")[2]) if part else c.mesh.shape.get(name, 1))
+    whole = [name for name, size in found.items() if c.mesh.shape.get(name) == size]
+    return list(dict.fromkeys(axis.partition(":")[0] if axis.partition(":")[0] in whole else axis for axis in c.axes))
 
 
 def _root(name: str) -> str:
@@ -96,111 +353,16 @@ def _summary(found: Sequence[Collective]) -> str:
     )
 
 
-def table(found: Sequence[Collective]) -> list[str]:
-    """Lines that say of every collective what it moves and why; of those that need not run, when they do."""
-    bytes_, taken = received(found), set(map(id, dearest(found)))
-    lines = [_summary(found)]
-    rows = [["kind", "axes", "bytes", "times", "share", "value", "line"]]
-    for c in found:
-        more = ", …" if len(c.values) > 1 else ""
-        permutes = c.overlap.permutes if c.overlap is not None else 0  # a ring is one row
-        rows.append(
-            [
-                f"{c.overlap.kind} as {permutes} permute{'s' * (permutes > 1)}" if c.overlap and permutes else c.kind,
-                ",".join(c.axes),
-                str(c.bytes_received_per_device * (permutes or 1)),
-                str(c.times // (permutes or 1)),
-                _share(c, bytes_) if id(c) in taken else "–",
-                c.values[0].short() + more,
-                str(c.source or ""),
-            ]
-        )
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append(shown[0])
-    for text, c in zip(shown[1:], found, strict=True):
-        lines += [text, f"    {c.why}", *(f"    {one}" for one in c.within), *_overlap_lines(c)]
-    return lines
-
-
-def _share(c: Collective, total: int) -> str:
-    return f"{100 * c.bytes_received_per_device * c.times / total:.0f} %" if total else "0 %"
-
-
 def _overlap_lines(c: Collective) -> list[str]:
     """What overlap made of a collective, or why it did nothing."""
     if c.overlap is None:
         return []
     if c.overlap.why_not:
-        return [f"    not overlapped: {c.overlap.why_not}"]
-    matmuls = "dot_general" if c.overlap.matmuls == 1 else f"{c.overlap.matmuls} dot_generals"
+        return [f"not overlapped: {c.overlap.why_not}"]
+    matmuls = "the matmul" if c.overlap.matmuls == 1 else f"{c.overlap.matmuls} matmuls"
     seconds = c.overlap.saved_seconds
     saved = f", saves {time_text(seconds)}{' each time' * (c.times > max(1, c.overlap.permutes))}" if seconds else ""
-    return [f"    {'in one kernel with' if c.overlap.kernel else 'under'} {matmuls}{saved}"]
-
-
-def suggestions(placed: PartitionedProgram, names: Sequence[str]) -> list[Suggestion]:
-    """Layouts for arguments with which the program would move less, the best first.
-
-    Tried are the layouts that the program brings an argument into when it first uses it.
-    """
-    return [one for one, _ in _tried(placed, names)]
-
-
-def _tried(placed: PartitionedProgram, names: Sequence[str]) -> list[tuple[Suggestion, Sequence[Collective]]]:
-    """Suggestions, each with the collectives that the program would have."""
-    now = received(placed.collectives)
-    found = []
-    for index, layout in list(placed.moved.items())[:MOST_TRIED]:
-        sharding = layout.to_named()
-        others = with_argument(placed, index, sharding)
-        saved = now - received(others)
-        if saved > 0:
-            found.append((Suggestion(names[index], sharding.spec, saved), others))
-    return sorted(found, key=lambda one: -one[0].saved_bytes)
-
-
-def facts(found: Sequence[Collective], placed: PartitionedProgram | None, names: Sequence[str]) -> list[dict[str, Any]]:
-    """What is known of each collective, for programs: ``compiled.explain(json=True)``.
-
-    ``seconds`` are those of one run on the machine that jit was told, or on one of `DEFAULT_CHIP`; ``share`` is that of
-    all bytes, None in a branch that is not the dearest. ``stack`` has the one line that is known of an equation,
-    ``scopes`` the loops and branches around it; which derivative it belongs to, its ``direction``, is not known. An
-    ``alternative`` is a layout of an argument with which the collective would not be there, ``fix`` how to ask for it.
-    """
-    hardware = placed.placement.hardware if placed is not None else None
-    total, counted = received(found), set(map(id, dearest(found)))
-    instead: list[Suggestion | None] = [None] * len(found)
-    for one, others in reversed(_tried(placed, names) if placed is not None else []):  # the best comes last
-        left = Counter(map(_key, others))
-        for n, c in enumerate(found):
-            left[_key(c)] -= 1
-            if left[_key(c)] < 0:
-                instead[n] = one
-    return [
-        {
-            "kind": c.kind,
-            "axes": list(c.axes),
-            "bytes": c.bytes_received_per_device,
-            "seconds": c.seconds(hardware or DEFAULT_CHIP),
-            "share": c.bytes_received_per_device * c.times / max(total, 1) if id(c) in counted else None,
-            "times": c.times,
-            "line": str(c.source) if c.source is not None else None,
-            "stack": [c.source.show()] if c.source is not None else [],
-            "scopes": [str(one) for one in c.within],
-            "direction": None,
-            "value": c.values[0].short(),
-            "why": c.why,
-            "alternative": None if other is None else str(other),
-            "fix": None if other is None else other.fix,
-        }
-        for c, other in zip(found, instead, strict=True)
-    ]
-
-
-def _key(c: Collective) -> tuple[Any, ...]:
-    """What makes a collective the same in another layout of the program."""
-    return c.kind, c.axes, c.bytes_received_per_device, c.times, c.source, c.values
+    return [f"{'in one kernel with' if c.overlap.kernel else 'under'} {matmuls}{saved}"]
 
 
 def audit(placed: PartitionedProgram, names: Sequence[str]) -> list[ReplicatedValue]:
@@ -219,14 +381,3 @@ def audit(placed: PartitionedProgram, names: Sequence[str]) -> list[ReplicatedVa
         if free:
             found.append(ReplicatedValue(known[var], var.type, free))
     return sorted(found, key=lambda one: -one.type.nbytes)
-
-
-def _audit_lines(placed: PartitionedProgram, names: Sequence[str]) -> list[str]:
-    """What `audit` found, values that read the same on one line."""
-    held = Counter(map(str, audit(placed, names)))
-    if not held:
-        return []
-    shown = list(held.items())[:SHOWN]
-    rest = held.total() - sum(count for _, count in shown)
-    lines = [f"    {text}{f' ({count} of these)' if count > 1 else ''}" for text, count in shown]
-    return ["whole along a free axis:", *lines, *([f"    and {rest} more"] if rest else [])]

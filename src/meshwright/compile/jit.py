@@ -28,8 +28,8 @@ from meshwright.core import dtypes, tree
 from meshwright.core.collection import no_collection
 from meshwright.core.current import current_engine, current_mesh
 from meshwright.core.op import Op
-from meshwright.core.program import Params
-from meshwright.core.source import here
+from meshwright.core.program import Params, Program, below
+from meshwright.core.source import Source, here, traced_apart, traced_source
 from meshwright.core.trace import Array, Mapped, Tracer, leaked, on_host, run, set_left_open, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, MeshwrightError
@@ -164,7 +164,7 @@ class Jitted:
         self._compiled: dict[Any, Executable] = {}
         self._alike: dict[Any, Executable] = {}  # the same by what they depend on
         self._plain: dict[Any, Executable] = {}  # those for positional arrays alone, by their types
-        self._traced: dict[Any, tuple[TracedFunction, list[Any]]] = {}  # with the meshes that the function names
+        self._traced: dict[Any, _TracedInside] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._plain and not kwargs and state.builder is None:
@@ -321,6 +321,7 @@ class Jitted:
         start = Compilation(traced.closed, traced.out_tree, donated, where.on_mesh, device=where.device)
         return run_stages(SIMPLIFY, start, records), records, where.device
 
+    @traced_apart
     @no_collection()
     def _trace(
         self, in_tree: tree.TreeDef, statics: Statics, types: Sequence[TensorType], where: Where
@@ -377,15 +378,32 @@ class Jitted:
         if found is None:
             outer, state.meshes = state.meshes, []
             try:
-                found = trace_flat(self._with_statics(statics), in_tree, types), state.meshes
+                apart = traced_apart(trace_flat)(self._with_statics(statics), in_tree, types)
+                found = _TracedInside(apart, state.meshes, {})
             finally:
                 state.meshes = outer
-            if all(isinstance(x, Array) for x in found[0].captured):
+            if all(isinstance(x, Array) for x in found.traced.captured):
                 self._traced[key] = found
-        traced, meshes = found
         if state.meshes is not None:
-            state.meshes += meshes
-        return tree.unflatten(traced.out_tree, run(traced.program, [*traced.captured, *values]))
+            state.meshes += found.meshes
+        program = found.called_from(state.source or traced_source())
+        return tree.unflatten(found.traced.out_tree, run(program, [*found.traced.captured, *values]))
+
+
+class _TracedInside(NamedTuple):
+    """A jitted function traced inside of another: the meshes it names, and its program by the line that calls it."""
+
+    traced: TracedFunction
+    meshes: list[Any]
+    by_caller: dict[int, tuple[Source, Program]]
+
+    def called_from(self, caller: Source | None) -> Program:
+        """The program, its lines reached from the one that calls it."""
+        if caller is None:
+            return self.traced.program
+        if id(caller) not in self.by_caller:
+            self.by_caller[id(caller)] = caller, below(self.traced.program, caller)
+        return self.by_caller[id(caller)][1]
 
 
 def _check_devices(mesh: Any, named: Sequence[Any]) -> None:

@@ -19,11 +19,11 @@ from meshwright.compile.stages import PARTITION, Compilation, run_stages
 from meshwright.core import tree
 from meshwright.core.facts import Structure
 from meshwright.core.program import Atom, Program, Var
-from meshwright.core.source import Source, here, user_source
+from meshwright.core.source import BACKWARD, FORWARD, RECOMPUTED, Source, here, user_source
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, ShardingError
 from meshwright.partition.alternatives import Instead, cheapest_partition
-from meshwright.partition.combine import CollectiveRecord, OverlapOutcome, Within, records
+from meshwright.partition.combine import CollectiveReason, CollectiveRecord, LoopAround, OverlapOutcome, Within, records
 from meshwright.partition.cost import Planning, cost_on
 from meshwright.partition.cuts import apart
 from meshwright.partition.layouts import closed, on_mesh, replicated
@@ -47,7 +47,9 @@ class Collective:
     ``times`` is how often it runs: more than once inside of a loop; in a while loop of unknown length, in one step.
     ``within`` has these loops, and branches of a cond that need not be taken, from the outermost on. ``implicit``:
     nobody wrote it. ``values`` are the global values that it is for. ``overlap`` is what jit's ``overlap`` made of it.
-    ``shift`` is how far along its last axis a permute sends, None where devices differ in that.
+    ``shift`` is how far along its last axis a permute sends, None where devices differ in that. ``loops`` are those of
+    known length that it is in. ``reason`` is None if the user wrote it, and ``result`` what it gives first in the
+    local program.
     """
 
     kind: str
@@ -64,6 +66,28 @@ class Collective:
     overlap: OverlapOutcome | None = None
     within: tuple[Within, ...] = ()
     shift: int | None = None
+    loops: tuple[LoopAround, ...] = ()
+    reason: CollectiveReason | None = None
+    result: Var | None = None
+
+    @property
+    def var(self) -> Atom | None:
+        """The value that it is for, of the program before it was partitioned, if it is one of that."""
+        return self.reason.var if self.reason is not None else None
+
+    @property
+    def origin(self) -> Source | None:
+        """The line that it comes from: of partial sums, that of the op which left them, else of the one which needs
+        the value otherwise."""
+        made = self.reason.made if self.reason is not None else None
+        return made if made is not None and self.kind in ("all_reduce", "reduce_scatter") else self.source
+
+    @property
+    def direction(self) -> str:
+        """``forward``, ``backward`` or ``recomputed``: which pass it is in, or finishes."""
+        made = self.reason.made if self.reason is not None else None
+        passes = {one.call.direction for one in (self.source, made) if one is not None}
+        return next((one for one in (RECOMPUTED, BACKWARD) if one in passes), FORWARD)
 
     def seconds(self, hardware: Any) -> float:
         """The modelled time of one run on a topology, or a machine of the named chip."""
@@ -365,20 +389,16 @@ def placed(done: Compilation) -> PartitionedProgram:
     )
 
 
-def with_argument(program: PartitionedProgram, index: int, sharding: NamedSharding) -> tuple[Collective, ...]:
-    """The collectives that a program would have if an argument came in another sharding, and its results stayed as they
-    are; what is known of the program otherwise is not found out again."""
+def with_arguments(program: PartitionedProgram, shardings: Mapping[int, NamedSharding]) -> PartitionedProgram:
+    """The program partitioned anew for arguments, by their numbers, in other shardings; what is known of it otherwise
+    is not found out again."""
     found = program.compilation.inlined
     assert found is not None
     given = list(found.given)
-    given[index] = sharding.to_tensor_sharding(program.source.inputs[index].type.ndim)
-    asked = _tensor_shardings(program.out_shardings, program.source.out_types)
-    start = replace(
-        program.compilation, program=program.source, inlined=found._replace(given=tuple(given), asked=asked)
-    )
-    done = run_stages(PARTITION[1:4], start)
-    assert done.local is not None
-    return tuple(_collective(one, done.local.mesh) for one in done.local.records)
+    for index, sharding in shardings.items():
+        given[index] = sharding.to_tensor_sharding(program.source.inputs[index].type.ndim)
+    start = replace(program.compilation, program=program.source, inlined=found._replace(given=tuple(given)))
+    return placed(run_stages(PARTITION[1:], start))
 
 
 def _tensor_shardings(
@@ -436,7 +456,7 @@ def _collective(record: CollectiveRecord, mesh: BaseMesh) -> Collective:
     return Collective(
         record.kind, record.axes, record.bytes_received_per_device, record.total_bytes, record.source, why,
         implicit, record.values, record.times, record.volume, mesh, record.overlap, record.within,
-        record.shift,
+        record.shift, record.loops, record.why, record.result,
     )  # fmt: skip
 
 

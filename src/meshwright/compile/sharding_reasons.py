@@ -36,6 +36,15 @@ def argument_paths(in_tree: tree.TreeDef, parameters: Sequence[str]) -> list[str
     return [name + path for name, arg in [*named, *sorted(kwargs.items())] for path in tree.path_names(arg)]
 
 
+def result_paths(out_tree: tree.TreeDef) -> list[str]:
+    """What a user calls each leaf of the results: ``result[0]['w']``.
+
+    >>> result_paths(tree.flatten((1.0, {"w": 2.0}))[1])
+    ['result[0]', "result[1]['w']"]
+    """
+    return [f"result{path}" for path in tree.path_names(tree.unflatten(out_tree, range(out_tree.num_leaves)))]
+
+
 def reasons_of(executable: Executable, in_tree: tree.TreeDef, parameters: Sequence[str]) -> Reasons:
     """The reasons of a program on a mesh."""
     placed = executable.placed
@@ -46,9 +55,7 @@ def reasons_of(executable: Executable, in_tree: tree.TreeDef, parameters: Sequen
             why="the program runs on one device: no argument is on a mesh, and nothing in it says where values go",
             fix="mw.device_put(x, mw.NamedSharding(mesh, mw.P(...)))",
         )
-    results = tree.unflatten(executable.out_tree, range(executable.out_tree.num_leaves))
-    names = [f"result{path}" for path in tree.path_names(results)]
-    return Reasons(placed.propagated, argument_paths(in_tree, parameters), names)
+    return Reasons(placed.propagated, argument_paths(in_tree, parameters), result_paths(executable.out_tree))
 
 
 def explain_sharding(

@@ -152,6 +152,7 @@ class Op:
       ``in_parts(*operands, **params)``: its results in terms of ops that StableHLO and HLO have, where they lack it. An
       op that has neither is a custom call.
     - ``effects``: whether it does more than compute its results, so that it runs even if nothing reads them.
+    - ``word``: what people call it (a ``dot_general`` is a matmul); its name, where that is what they say.
     - ``dtypes``: what an operand without a dtype of its own may be; ``samples()``: calls to test the op with.
     """
 
@@ -181,6 +182,7 @@ class Op:
     collective: str | None
     calls: str | None
     effects: bool
+    word: str
     dtypes: tuple[DType, ...]
     samples: Callable[[], Sequence[Sample]]
 
@@ -325,6 +327,7 @@ def define_op(
     collective: str | None = None,
     calls: str | None = None,
     effects: bool = False,
+    word: str = "",
     dtypes: tuple[DType, ...] = ALL,
     registry: dict[str, Op] | None = None,
     kind: Callable[..., Op] = Op,
@@ -374,6 +377,7 @@ def define_op(
         collective=collective,
         calls=calls,
         effects=effects,
+        word=word or name,
         dtypes=dtypes,
         samples=samples,
         **more,

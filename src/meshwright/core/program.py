@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -207,6 +207,22 @@ class Program:
     def key_parts(self) -> tuple[Any, ...]:
         """What else two equal programs have in common."""
         return ()
+
+
+def below(program: Program, caller: Source) -> Program:
+    """A program whose lines, those of its regions too, are reached from the line that calls it."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Program):
+            return below(value, caller)
+        return tuple(map(moved, value)) if value.__class__ is tuple else value
+
+    eqns = []
+    for eqn in program.eqns:
+        params = {name: moved(value) for name, value in eqn.params.items()} if eqn.regions() else eqn.params
+        source = caller if eqn.source is None else eqn.source.below(caller)
+        eqns.append(Eqn(eqn.op, eqn.inputs, params, eqn.outputs, source))
+    return replace(program, eqns=tuple(eqns))
 
 
 _printer: Callable[[Program, bool, bool], str]

@@ -22,7 +22,7 @@ from meshwright.core.facts import Structure
 from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
-from meshwright.core.source import Source, here, user_call, user_source
+from meshwright.core.source import Source, forget_frames, here, traced_source, user_call
 from meshwright.core.types import Shape, TensorType, Variance, union
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, VarianceError
 
@@ -333,7 +333,7 @@ class Builder:
 
     def emit(self, op: Op, atoms: Sequence[Atom], params: Params, types: Any) -> Any:
         """Add an equation and return its outputs as tracers: one, or a tuple where ``types`` is a tuple."""
-        source = state.source or user_source()
+        source = state.source or traced_source()
         if types.__class__ is tuple:
             outs = [Var(t) for t in types]
             if _by_hand():
@@ -725,6 +725,8 @@ def trace(
             return builder.finish([to_array(x) for x in outputs])
     finally:
         builder.closed = True
+        if builder.parent is None:
+            forget_frames()
 
 
 def close(program: Program, captured: Sequence[Value]) -> Program:

@@ -329,6 +329,7 @@ def _dot_samples() -> list[Sample]:
 
 dot_general: Op = define_op(
     "dot_general",
+    word="matmul",
     type=_dot_type,
     factors=_dot_factors,
     linear=Linearity.EACH,

@@ -332,6 +332,7 @@ def _conv_samples() -> list[Sample]:
 
 conv_general_dilated: Op = define_op(
     "conv_general_dilated",
+    word="convolution",
     type=_conv_type,
     factors=_conv_factors,
     linear=Linearity.EACH,

@@ -20,11 +20,16 @@ LARGEST_BYTES = 1 << 25  # of one collective; larger sums gain nothing by waitin
 
 
 class CollectiveReason(NamedTuple):
-    """Why a collective was put in, the global value that it is for, and whether a user asked for it there."""
+    """Why a collective was put in, the type of the global value that it is for, and whether a user asked for it there.
+
+    ``var`` is the value itself, as the program has it that was partitioned, and ``made`` the line of what left it so.
+    """
 
     text: str
     value: TensorType
     asked: bool = False
+    var: Atom | None = None
+    made: Source | None = None
 
 
 class OverlapOutcome(NamedTuple):
@@ -60,12 +65,23 @@ class Within(NamedTuple):
         return f"in every step of the {self.op} loop{where}"
 
 
+class LoopAround(NamedTuple):
+    """A loop around a collective that runs so many steps."""
+
+    op: str
+    source: Source | None
+    steps: int
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.steps} steps{f' at {self.source}' if self.source else ''}"
+
+
 class CollectiveRecord(NamedTuple):
     """A collective of a local program: what it moves, how often, and why it is there (None: the user wrote it).
 
     ``times`` counts loops in full, but for those of unknown length, of which it counts one step; ``within`` has these,
-    and branches that need not be taken, from the outermost on. ``shift`` is how far along its last axis a permute
-    sends, None where devices differ in that.
+    and branches that need not be taken, from the outermost on; ``loops`` those of known length. ``shift`` is how far
+    along its last axis a permute sends, None where devices differ in that. ``result`` is what it gives first.
     """
 
     kind: str
@@ -80,6 +96,8 @@ class CollectiveRecord(NamedTuple):
     overlap: OverlapOutcome | None = None
     within: tuple[Within, ...] = ()
     shift: int | None = None
+    loops: tuple[LoopAround, ...] = ()
+    result: Var | None = None
 
 
 class Listed(Protocol):
@@ -210,6 +228,7 @@ def records(
     times: int = 1,
     within: tuple[Within, ...] = (),
     numbers: Iterator[int] | None = None,
+    loops: tuple[LoopAround, ...] = (),
 ) -> Iterator[CollectiveRecord]:
     """The collectives of a local program in order, those in loops as often as they run.
 
@@ -221,19 +240,22 @@ def records(
         known = overlaps.get(eqn.outputs[0]) if eqn.outputs else None
         if kind is not None and eqn.op.stack is not None:
             if prod(sizes[axis] for axis in eqn.params["axes"]) > 1 and any(a.type.size for a in eqn.inputs):
-                yield _record(kind, eqn, sizes, whys, times)._replace(overlap=known, within=within)
+                yield _record(kind, eqn, sizes, whys, times)._replace(overlap=known, within=within, loops=loops)
         elif known is not None and known.kernel is not None:
-            yield _record(known.kind, known.kernel, sizes, whys, times)._replace(overlap=known, within=within)
+            one = _record(known.kind, known.kernel, sizes, whys, times)
+            yield one._replace(overlap=known, within=within, loops=loops, result=eqn.outputs[0])
         number, regions = next(numbers), list(eqn.regions())
         for index, (name, region) in enumerate(regions):
             runs = eqn.op.runs(eqn, name)
-            inside = within
+            inside, around = within, loops
             if runs.or_another:
                 inside = (*within, Within(eqn.op.name, eqn.source, number, index, len(regions)))
             elif runs.times is None:
                 inside = (*within, Within(eqn.op.name, eqn.source, number))
+            elif runs.times > 1:
+                around = (*loops, LoopAround(eqn.op.name, eqn.source, runs.times))
             inner = times if runs.times is None else times * runs.times
-            yield from records(region, sizes, whys, overlaps, inner, inside, numbers)
+            yield from records(region, sizes, whys, overlaps, inner, inside, numbers, around)
 
 
 def written_for(program: Program, whys: Mapping[Var, CollectiveReason]) -> dict[Var, str]:
@@ -302,7 +324,9 @@ def _record(
     values = tuple(w.value if w is not None else v.type for w, v in zip(found, eqn.outputs, strict=True))
     volume = {"all_gather": group * held, "all_to_all": group * held, "permute": group * held}.get(kind, held)
     why = _joined(found)
-    return CollectiveRecord(kind, axes, received, total, eqn.source, why, values, times, volume, shift=shift)
+    return CollectiveRecord(
+        kind, axes, received, total, eqn.source, why, values, times, volume, shift=shift, result=eqn.outputs[0]
+    )
 
 
 def _joined(whys: Sequence[CollectiveReason | None]) -> CollectiveReason | None:
@@ -312,4 +336,4 @@ def _joined(whys: Sequence[CollectiveReason | None]) -> CollectiveReason | None:
     texts = list(dict.fromkeys(why.text for why in known))
     others = len(known) - 1
     more = f" (and {others} more sum{'s' * (others > 1)} taken with it)" if others > 0 else ""
-    return CollectiveReason(texts[0] + more, known[0].value, all(why.asked for why in known))
+    return known[0]._replace(text=texts[0] + more, asked=all(why.asked for why in known))

@@ -29,7 +29,7 @@ from meshwright.core.linearity import (
 from meshwright.core.op import No, Op, Value
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.signature import signature_of
-from meshwright.core.source import here
+from meshwright.core.source import Source, here
 from meshwright.core.trace import Array, at_source, read, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import ShapeError
@@ -108,6 +108,7 @@ class Localizer:
     windows: dict[Any, tuple[Value, Value]] = field(default_factory=dict)  # of blocks, which come first, as fetched
     free: dict[Atom, Eqn | None] = field(default_factory=dict)  # what depends on no argument, and the equations of it
     magnitudes: dict[Atom, Magnitude] = field(default_factory=dict)  # of what depends on no argument
+    subject: tuple[Atom | None, Source | None] = (None, None)  # the value that is being resharded, and who left it so
     around: BaseMesh | None = None  # in a part that is written for some axes: the mesh with those, too
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
 
@@ -195,12 +196,24 @@ class Localizer:
         nearest = min(versions, key=lambda v: seconds_across(self.mesh, atom.type, v.layout, need, cost))
         made = self.made.get(atom)
         with at_source(state.source or (made.source if made is not None else None)):
-            reason = f"{_had(made, nearest.layout, atom.type)}; {why if isinstance(why, str) else why()}"
+            left = self.summed_by(made, nearest.layout) if made is not None else None
+            reason = f"{_had(left, nearest.layout, atom.type, state.source)}; {why if isinstance(why, str) else why()}"
+            self.subject = atom, left.source if left is not None else None
             value = self.reshard(nearest, need, atom.type, reason, asked)
+            self.subject = None, None
         if atom.__class__ is not Literal:
             versions.append(Version(need, value))
             self.moved.setdefault(atom, need)
         return value
+
+    def summed_by(self, made: Eqn, have: TensorSharding) -> Eqn:
+        """The equation that left partial sums which others, linear ones, only passed on."""
+        while have.unreduced:
+            passed = [a for a in made.inputs if a in self.made and self._versions[a][0].layout.unreduced]
+            if not passed:
+                break
+            made = self.made[passed[0]]
+        return made
 
     def is_free(self, eqn: Eqn) -> bool:
         """Whether devices can make any block of the result by themselves, so that nobody needs to send it."""
@@ -272,7 +285,7 @@ class Localizer:
         yield
         for eqn in builder.eqns[before:]:
             if eqn.op.stack is not None:
-                self.whys.update(dict.fromkeys(eqn.outputs, CollectiveReason(why, t, asked)))
+                self.whys.update(dict.fromkeys(eqn.outputs, CollectiveReason(why, t, asked, *self.subject)))
 
     # Equations
 
@@ -546,8 +559,8 @@ def _addends(program: Program) -> dict[Var, Addends]:
 
 
 def _why(eqn: Eqn, number: int, need: TensorSharding) -> str:
-    place = "its operand" if len(eqn.inputs) == 1 else f"operand {number}"
-    return f"{eqn.op.name} runs on {place} {sharded_as(need, eqn.inputs[number].type)}"
+    place = "it" if len(eqn.inputs) == 1 else f"operand {number}"
+    return f"the {eqn.op.word} needs {place} {sharded_as(need, eqn.inputs[number].type)}"
 
 
 def sharded_as(need: TensorSharding, t: TensorType) -> str:
@@ -560,15 +573,15 @@ def sharded_as(need: TensorSharding, t: TensorType) -> str:
 _PARTIAL = {"sum": "partial sums", READ: "parts that add up"}
 
 
-def _had(made: Eqn | None, have: TensorSharding, t: TensorType) -> str:
-    """The beginning of a reason: how a value is laid out that is needed otherwise, and which op left it so."""
+def _had(made: Eqn | None, have: TensorSharding, t: TensorType, needed_at: Source | None) -> str:
+    """The beginning of a reason: how a value is laid out that is needed otherwise, and which op left it so, on which
+    line if that is another one."""
     unreduced = seen(have).unreduced
+    maker = ""
+    if made is not None:
+        maker = f"the {made.op.word}{f' at {made.source}' if made.source and made.source != needed_at else ''}"
     if unreduced:
         axes = ", ".join(axis.short() for axis in unreduced)
         results = _PARTIAL.get(have.reduction, f"partial results of {have.reduction}")
-        return (
-            f"{made.op.name} leaves {results} over {axes}"
-            if made is not None
-            else f"it comes as a partial sum over {axes}"
-        )
-    return f"{made.op.name} gives it {sharded_as(have, t)}" if made is not None else f"it comes {sharded_as(have, t)}"
+        return f"{maker} leaves {results} over {axes}" if made is not None else f"it comes as a partial sum over {axes}"
+    return f"{maker} gives it {sharded_as(have, t)}" if made is not None else f"it comes {sharded_as(have, t)}"

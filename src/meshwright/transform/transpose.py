@@ -62,7 +62,7 @@ def _pull(
         out_cts = [ct_of.pop(v).total() if v in ct_of else None for v in eqn.outputs]
         if all(ct is None for ct in out_cts):
             continue
-        state.source = eqn.source or outer
+        state.source = eqn.source.backward() if eqn.source else outer
         if isinstance(eqn.op.transpose, No):
             raise no_rule(eqn, "transpose", eqn.op.transpose.reason)
         inputs = [Linear(a.type) if a in unknown else read(values, a) for a in eqn.inputs]

@@ -1,0 +1,171 @@
+"""What is known of each collective of a compiled program: where it comes from, what it costs, what would be instead."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from meshwright.compile.partitioning import Collective
+from meshwright.compile.stacks import FoldedStack, StackFolder
+from meshwright.compile.suggestions import Suggestion, simulated
+from meshwright.compile.value_names import ValueNames, general
+from meshwright.core.op import Op
+from meshwright.core.program import Program, Var
+from meshwright.core.source import FORWARD
+from meshwright.errors import MeshwrightError
+from meshwright.simulate.machine import COMPUTE
+from meshwright.simulate.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A collective: ``seconds`` of one run on the machine, the ``share`` of the step that all its runs take, and how
+    much of one run nothing is computed in; None where a simulation does not have it, as in a branch not taken."""
+
+    collective: Collective
+    seconds: float
+    share: float | None
+    exposed_seconds: float | None
+    stack: FoldedStack
+    scopes: tuple[str, ...]
+    direction: str
+    name: str
+    made_by: str
+    suggestion: Suggestion | None = None
+
+    @property
+    def times(self) -> int:
+        """How often it runs: of a ring, all its permutes are one run."""
+        return self.collective.times // self.permutes
+
+    @property
+    def permutes(self) -> int:
+        return max(1, self.collective.overlap.permutes) if self.collective.overlap is not None else 1
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """The scopes, loops and branches that it is in."""
+        c = self.collective
+        return (*self.scopes, *map(str, c.loops), *map(str, c.within))
+
+    @property
+    def value(self) -> str:
+        """The value that it moves: its name or what made it, and its type."""
+        return self.called(self.name)
+
+    def called(self, name: str) -> str:
+        """The value by another name, as that of all layers."""
+        more = ", …" if len(self.collective.values) > 1 else ""
+        return f"{name or self.made_by} {self.collective.values[0].short()}{more}".strip()
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What is equal for the same collective of equal layers."""
+        c = self.collective
+        return (
+            c.kind, c.axes, c.bytes_received_per_device, c.overlap, c.why, self.stack.show()[:1], self.direction,
+            tuple(map(general, self.around)), general(self.name), self.made_by, c.values, self.exposed_seconds is None,
+        )  # fmt: skip
+
+    def record(self) -> dict[str, Any]:
+        """It as ``compiled.explain(json=True)`` has it."""
+        c = self.collective
+        return {
+            "kind": c.kind,
+            "axes": list(c.axes),
+            "bytes": c.bytes_received_per_device,
+            "seconds": self.seconds,
+            "share": self.share,
+            "times": c.times,
+            "line": str(self.stack.line) if self.stack.line is not None else None,
+            "stack": self.stack.show(),
+            "scopes": list(self.around),
+            "direction": self.direction,
+            "value": self.value,
+            "why": c.why,
+            "alternative": None if self.suggestion is None else str(self.suggestion),
+            "fix": None if self.suggestion is None or not self.suggestion.saves else self.suggestion.fix,
+        }
+
+
+class Measured(NamedTuple):
+    """A simulation, and by the first result of each collective in it, the seconds of a run that are exposed."""
+
+    simulation: Simulation
+    exposed: dict[Var, float]
+
+
+def measure(program: Any, hardware: Any, donated: Sequence[bool]) -> Measured | str:
+    """A run of a compiled program on hardware, in which loops of unknown length run one step; or why there is none."""
+    try:
+        found = simulated(program, hardware, donated)
+    except MeshwrightError as error:
+        return error.what
+    return Measured(found, exposed_seconds(found))
+
+
+def exposed_seconds(found: Simulation) -> dict[Var, float]:
+    """By the first result of each collective, the mean seconds of a run in which nothing is computed beside it."""
+    events = sorted((e for e in found.timeline if e.task.body is None and not e.rest), key=lambda e: e.start)
+    computing = [(e.start, e.end) for e in events if COMPUTE in e.task.cost.units and not e.task.cost.axes]
+    starts = [start for start, _ in computing]  # a device computes one kernel at a time
+    ends = [end for _, end in computing]
+    before = [0.0, *accumulate(end - start for start, end in computing)]
+
+    def computed(until: float) -> float:
+        n = bisect_right(starts, until)
+        return before[n] - (max(0.0, ends[n - 1] - until) if n else 0.0)
+
+    runs: dict[Var, list[float]] = {}
+    for e in events:
+        if e.task.cost.axes and e.task.writes:
+            hidden = computed(e.end) - computed(e.start)
+            exposed = e.seconds - hidden
+            runs.setdefault(e.task.writes[0], []).append(exposed if exposed > 1e-9 * e.seconds else 0.0)
+    return {var: sum(one) / len(one) for var, one in runs.items()}
+
+
+def findings(
+    found: Sequence[Collective],
+    programs: Sequence[Program],
+    names: ValueNames | None,
+    hardware: Any,
+    measured: Measured | None,
+    suggestions: Sequence[Suggestion | None],
+) -> list[Finding]:
+    """What is known of each collective; ``programs`` are those whose lines say which functions are helpers."""
+    folder = StackFolder(programs)
+    makers = {var: eqn.op for program in programs[:1] for eqn in _all(program) for var in eqn.outputs}
+    listed = []
+    for c, suggestion in zip(found, suggestions, strict=True):
+        call = c.origin.call if c.origin is not None else None
+        name = names.of(c.var, c.direction != FORWARD) if names is not None else ""
+        maker: Op | None = makers.get(c.var) if isinstance(c.var, Var) else None
+        exposed = measured.exposed.get(c.result) if measured is not None and c.result is not None else None
+        seconds = c.seconds(hardware)
+        whole = measured.simulation.seconds if measured is not None else 0.0
+        listed.append(
+            Finding(
+                c,
+                seconds,
+                seconds * c.times / whole if exposed is not None and whole else None,
+                exposed,
+                folder.fold(c.origin),
+                call.scopes if call is not None else (),
+                c.direction,
+                name,
+                f"result of the {maker.word}" if maker is not None else "",
+                suggestion,
+            )
+        )
+    return listed
+
+
+def _all(program: Program) -> Iterator[Any]:
+    for eqn in program.eqns:
+        yield eqn
+        for _, region in eqn.regions():
+            yield from _all(region)
