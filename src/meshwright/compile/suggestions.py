@@ -50,7 +50,7 @@ class Suggestion(NamedTuple):
         return self.arguments[0] if len(self.arguments) == 1 else of_any_index(self.arguments[0])
 
     def __str__(self) -> str:
-        share = f" ({abs(self.saved_seconds) / self.seconds:.0%} of the step)" if self.seconds else ""
+        share = f" ({abs(self.saved_seconds) / self.seconds:.1%} of the step)" if self.seconds else ""
         return (
             f"lay out {self.argument} as {self.spec}: {_signed(-self.saved_bytes, show_bytes)} per device, "
             f"{_signed(-self.saved_seconds, time_text)}{share}"
