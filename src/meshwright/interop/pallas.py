@@ -108,7 +108,7 @@ class _Theirs:
         import jax.numpy as jnp
 
         self.jax, self.pl, self.pltpu = jax, pl, pltpu
-        spaces = {space.name: self._space(space) for space in MemorySpace if hasattr(pltpu, space.name)}
+        spaces = {space.name: self._space(space) for space in MemorySpace if space.name in dir(pltpu)}
         spaces["ANY"] = pl.ANY
         ours_pl = _ModuleNames("pl", [pl, pltpu], {"BlockSpec": self._block_spec, "load": _load, "store": _store})
         ours_pltpu = _ModuleNames(

@@ -58,6 +58,7 @@ from meshwright.jax.devices import (
 )
 from meshwright.jax.devices import first as _first
 from meshwright.jax.dtypes import float0
+from meshwright.kernel.state import empty_ref, freeze, new_ref
 from meshwright.sharding.device import Device
 from meshwright.sharding.mesh import AxisType, Mesh, set_mesh
 from meshwright.sharding.mesh import make_mesh as _make_mesh
@@ -152,8 +153,10 @@ __all__ = [
     "device_put",
     "devices",
     "effects_barrier",
+    "empty_ref",
     "eval_shape",
     "float0",
+    "freeze",
     "grad",
     "hessian",
     "jacfwd",
@@ -167,6 +170,7 @@ __all__ = [
     "local_devices",
     "make_jaxpr",
     "make_mesh",
+    "new_ref",
     "process_count",
     "process_index",
     "process_indices",

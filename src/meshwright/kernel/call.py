@@ -84,13 +84,28 @@ class Debug:
 
 @dataclass(frozen=True)
 class CompilerParams:
-    """What a kernel asks of the machine it runs on."""
+    """What a kernel asks of the machine it runs on. What it tells a compiler alone changes nothing here, and no check
+    is left out.
+    """
 
     dimension_semantics: Any = None
-    collective_id: int | None = None
+    allow_input_fusion: Any = None
     vmem_limit_bytes: int | None = None
+    collective_id: int | None = None
+    has_side_effects: Any = False
+    flags: Any = None
+    internal_scratch_in_bytes: int | None = None
+    serialization_format: int = 1
+    disable_bounds_checks: bool = False
+    disable_semaphore_checks: bool = False
+    skip_device_barrier: bool = False
+    allow_collective_id_without_custom_barrier: bool = False
+    shape_invariant_numerics: bool = True
+    use_tc_tiling_on_sc: bool | None = None
+    needs_layout_passes: bool = True
+    fuse_transposed_lhs_in_matmul: bool = False
+    opt_level: Any = None
     num_cores: int = 1
-    has_side_effects: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +130,7 @@ class KernelCall:
     debug: Debug | None = None
     cores: int = 1
     core_axis: str = "core"
+    grid_names: tuple[str | None, ...] = ()
     source: Source | None = None
     in_axes: tuple[frozenset[str], ...] = ()
     given: Any = None  # what ``pallas_call`` was given, for JAX's
@@ -307,6 +323,7 @@ def _run(
         most_actions=ACTIONS if call.debug is None else call.debug.most_actions,
     )
     machine.collective_id = call.params.collective_id
+    machine.grid_names = call.grid_names
     ready = [
         _prepare(call, machine, task, inputs[task.device], None if places is None else places[task.device])
         for task in machine.tasks
@@ -424,7 +441,7 @@ def _prepare(
         pipeline.divide(task, call.params.dimension_semantics)
     else:
         pipeline.parallel = {axis: machine.schedule.order(axis, grid[axis]) for axis in call.parallel}
-    pipeline.scalars = tuple(scalars)
+    pipeline.scalars = tuple(renest(scalars, call.in_trees[: call.scalars]))
     wanted = pipeline.allocation_types([*ins, *outs])
     labels = [f"the window of {name}" for name in (*names[scalar_leaves : len(inputs)], *names[len(inputs) :])]
     slots = [

@@ -17,6 +17,7 @@ from meshwright.core.trace import Array, Tracer, state
 from meshwright.core.types import TensorType
 from meshwright.kernel import operation
 from meshwright.kernel.call import CompilerParams, Debug, KernelCall, Runner, check_grid, run_kernel
+from meshwright.kernel.interpret import wanted
 from meshwright.kernel.language.body import parameter_names
 from meshwright.kernel.language.indexing import as_int
 from meshwright.kernel.language.spaces import SEMANTICS, MemoryType, Semaphores, SemaphoreType, semantics
@@ -53,6 +54,7 @@ def pallas_call(
     interpret: Any = None,
     name: str | None = None,
     cost_estimate: Any = None,
+    metadata: Any = None,
     core_mesh: tuple[str, int] | None = None,
 ) -> Callable[..., Any]:
     """A function of arrays that runs ``kernel`` on refs to them, once per grid step.
@@ -71,7 +73,11 @@ def pallas_call(
     source = user_source()
     params = _compiler_params(compiler_params if compiler_params is not None else mosaic_params)
     shown = debug is True
-    checks = debug if isinstance(debug, Debug) else None
+    as_interpreted = wanted(interpret)
+    checks = debug if isinstance(debug, Debug) else None if as_interpreted is None else as_interpreted.debug()
+    if as_interpreted is not None and "parallel" in map(semantics, params.dimension_semantics or ()):
+        params = replace(params, num_cores=max(params.num_cores, as_interpreted.num_cores_or_threads))
+    grid_names, sizes_given = _named(spec.grid)
 
     given = Given(kernel, out_shape, spec, dict(input_output_aliases or {}), params, name)
 
@@ -82,7 +88,7 @@ def pallas_call(
         out_flat = [tree.flatten(out) for out in outs]
         out_leaves = [leaf for found, _ in out_flat for leaf in found]
         head = spec.num_scalar_prefetch
-        sizes = _sizes(spec.grid)
+        sizes = _sizes(sizes_given)
         traced = [n for n in sizes if isinstance(n, Tracer)]
         built = KernelCall(
             kernel=kernel,
@@ -102,6 +108,7 @@ def pallas_call(
             params=params,
             debug=checks,
             cores=params.num_cores if core_mesh is None else core_mesh[1],
+            grid_names=grid_names,
             core_axis="core" if core_mesh is None else core_mesh[0],
             source=source,
             given=given,
@@ -178,6 +185,14 @@ def _only_known(params: Any) -> dict[str, Any]:
     if "mosaic" in params:
         params = params["mosaic"]
     return {name: value for name, value in params.items() if name in CompilerParams.__dataclass_fields__}
+
+
+def _named(grid: Any) -> tuple[tuple[str | None, ...], Any]:
+    """The names of a grid's axes, where they have some, and their sizes: ``(("rows", 4), 2)`` has the sizes 4, 2."""
+    if not isinstance(grid, tuple | list) or not any(isinstance(n, tuple) for n in grid):
+        return (), grid
+    pairs = [n if isinstance(n, tuple) else (None, n) for n in grid]
+    return tuple(name for name, _ in pairs), tuple(size for _, size in pairs)
 
 
 def _sizes(grid: Any) -> tuple[Any, ...]:

@@ -55,6 +55,11 @@ class Device:
         return self.kind.split()[0]
 
     @property
+    def device_kind(self) -> str:
+        """Which device it is, of those that its platform has: ``cpu``, ``TPU v5e``."""
+        return self.kind if self.platform == "cpu" else self.kind.replace(self.platform, self.platform.upper(), 1)
+
+    @property
     def process_index(self) -> int:
         """The process that the device belongs to: of TPUs, their host's."""
         return self.id // 4 if is_torus(self.kind) else 0

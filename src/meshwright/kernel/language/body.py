@@ -303,6 +303,72 @@ def _spread(what: str, data: Any, shape: tuple[int, ...]) -> Any:
         ) from None
 
 
+def load_whole(ref: Ref, *, mask: Any = None) -> Array:
+    """``ref[...]``; where ``mask`` is false memory is not read, and the value is arbitrary: zero."""
+    return masked_load(ref, ..., mask=mask)
+
+
+def store_whole(ref: Ref, val: Any, *, mask: Any = None) -> None:
+    """``ref[...] = val``; where ``mask`` is false nothing is written."""
+    masked_store(ref, ..., val, mask=mask)
+
+
+def with_scoped(*types: Any, collective_axes: Any = (), **named: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: the function is called with memory that lives while it runs, after its own arguments.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> from meshwright.pallas import tpu as pltpu
+    >>> def kernel(x_ref, out_ref):
+    ...     @pl.with_scoped(pltpu.VMEM((2,), mnp.float32))
+    ...     def twice(factor, scratch):
+    ...         scratch[...] = x_ref[...] * factor
+    ...         out_ref[...] = scratch[...]
+    ...     twice(3)
+    >>> pl.pallas_call(kernel, mw.ShapeDtypeStruct((2,), mnp.float32))(mnp.array([1.0, 2.0]))
+    Array([3., 6.], dtype=float32)
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return run_scoped(lambda *refs, **by_name: function(*args, *refs, **kwargs, **by_name), *types, **named)
+
+        return call
+
+    return decorate
+
+
+def select_ref(idx: Any, *refs: Any) -> Any:
+    """One of several refs, by a number of the kernel."""
+    number = as_int(idx)
+    if not 0 <= number < len(refs):
+        raise KernelError(
+            f"select_ref is given {number} to select one of {len(refs)} refs.",
+            where=here(),
+            why="they are counted from 0",
+            fix=f"an index from 0 to {len(refs) - 1}",
+        )
+    return refs[number]
+
+
+def touch(ref: Any) -> None:
+    """Nothing: a compiler would take it for a read and a write."""
+
+
+def annotate(ref: Any, **assumptions: bool) -> Any:
+    """``ref``: what a compiler may assume of it changes no number."""
+    return ref
+
+
+def has_memory_space(ref: Any, memory_space: Any) -> bool:
+    """Whether a ref is in a memory space."""
+    return bool(ref.memory_space is memory_space)
+
+
+def trace_value(label: str, value: Any) -> None:
+    """Nothing: a profiler would show the value."""
+
+
 def cdiv(a: int, b: int) -> int:
     """How many pieces of ``b`` cover ``a``.
 

@@ -152,10 +152,16 @@ def make_async_remote_copy(
     send_sem: SemaphoreRef,
     recv_sem: SemaphoreRef,
     device_id: Any,
-    device_id_type: DeviceIdType = DeviceIdType.MESH,
+    device_id_type: DeviceIdType | None = None,
 ) -> Copy:
     """A copy to another device, not yet started: ``dst_ref`` and ``recv_sem`` are the other device's."""
-    return Copy(src_ref, dst_ref, send_sem, recv_sem, device_of(current("A remote copy"), device_id, device_id_type))
+    return Copy(
+        src_ref,
+        dst_ref,
+        send_sem,
+        recv_sem,
+        device_of(current("A remote copy"), device_id, device_id_type or DeviceIdType.MESH),
+    )
 
 
 def async_remote_copy(
@@ -164,7 +170,7 @@ def async_remote_copy(
     send_sem: SemaphoreRef,
     recv_sem: SemaphoreRef,
     device_id: Any,
-    device_id_type: DeviceIdType = DeviceIdType.MESH,
+    device_id_type: DeviceIdType | None = None,
 ) -> Copy:
     """Start a copy to another device.
 
@@ -208,7 +214,7 @@ def semaphore_signal(
     inc: Any = 1,
     *,
     device_id: Any = None,
-    device_id_type: DeviceIdType = DeviceIdType.MESH,
+    device_id_type: DeviceIdType | None = None,
     core_index: Any = None,
 ) -> None:
     """Add to a semaphore, of this device or another.
@@ -227,7 +233,7 @@ def semaphore_signal(
     """
     task = current("semaphore_signal")
     _require(sem, SemaphoreType.REGULAR, "A signal")
-    device, core = device_of(task, device_id, device_id_type)
+    device, core = device_of(task, device_id, device_id_type or DeviceIdType.MESH)
     core = core if core_index is None else as_int(core_index)
     cell = instance(task, sem, device, core, early=True)
     history = task.machine.history

@@ -1,4 +1,4 @@
-"""Kernels that say for themselves which core does what."""
+"""The cores of a device, along an axis of their own."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.kernel.calling import pallas_call
-from meshwright.kernel.language.spaces import MemorySpace
-from meshwright.kernel.pipeline.blocks import BlockSpec
+from meshwright.core.source import here
+from meshwright.kernel.language.copies import semaphore_signal, semaphore_wait
+from meshwright.kernel.language.position import TaskPosition
+from meshwright.kernel.run.faults import KernelError
 
 
 @dataclass(frozen=True)
 class TensorCoreMesh:
     """The cores of a device, along an axis of their own: ``lax.axis_index("core")`` says which one it is."""
 
-    axis_name: str
-    num_cores: int
+    axis_name: str = "core"
+    num_cores: int = 1
 
 
 def create_tensorcore_mesh(axis_name: str, *, num_cores: int = 1) -> TensorCoreMesh:
@@ -28,43 +29,31 @@ def create_tensorcore_mesh(axis_name: str, *, num_cores: int = 1) -> TensorCoreM
     return TensorCoreMesh(axis_name, num_cores)
 
 
-def kernel(
-    body: Callable[..., Any],
-    out_shape: Any = None,
-    *,
-    mesh: TensorCoreMesh,
-    scratch_shapes: Any = (),
-    compiler_params: Any = None,
-    debug: Any = None,
-    name: str | None = None,
-) -> Callable[..., Any]:
-    """A function of arrays that runs ``body`` once on every core of a mesh, on refs to main memory.
+def core_mesh(mesh: Any) -> tuple[str, int]:
+    """The axis of a mesh of cores, and its size."""
+    if not isinstance(mesh, TensorCoreMesh):
+        raise KernelError(
+            f"A kernel is to run on the cores {mesh!r}.",
+            where=here(),
+            why="here it runs on tensor cores, the same body on each",
+            fix='mesh=pltpu.TensorCoreMesh(axis_name="core", num_cores=2)',
+        )
+    return mesh.axis_name, mesh.num_cores
 
-    Main memory is the device's; scratch memory and semaphores are each core's own.
 
-    >>> import meshwright as mw, meshwright.numpy as mnp
-    >>> from meshwright import pallas as pl, lax
-    >>> from meshwright.pallas import tpu as pltpu
-    >>> def double(x_ref, out_ref, block):
-    ...     row = lax.axis_index("core")
-    ...     pltpu.sync_copy(x_ref.at[row], block)
-    ...     block[...] *= 2
-    ...     pltpu.sync_copy(block, out_ref.at[row])
-    >>> f = pl.kernel(double, mw.ShapeDtypeStruct((2, 3), mnp.float32), scratch_shapes=[pltpu.VMEM((3,), mnp.float32)],
-    ...               mesh=pltpu.create_tensorcore_mesh("core", num_cores=2))
-    >>> f(mnp.arange(6.0).reshape(2, 3))
-    Array([[ 0.,  2.,  4.],
-           [ 6.,  8., 10.]], dtype=float32)
-    """
-    whole = BlockSpec(memory_space=MemorySpace.ANY)
-    return pallas_call(
-        body,
-        out_shape,
-        in_specs=whole,
-        out_specs=whole,
-        scratch_shapes=scratch_shapes,
-        compiler_params=compiler_params,
-        debug=debug,
-        name=name,
-        core_mesh=(mesh.axis_name, mesh.num_cores),
-    )
+def run_on_first_core(core_axis_name: str) -> Callable[[Callable[[], Any]], None]:
+    """Run the decorated function now, on the first core along an axis alone."""
+
+    def run(function: Callable[[], Any]) -> None:
+        if int(TaskPosition().axis_index(core_axis_name)) == 0:
+            function()
+
+    return run
+
+
+def core_barrier(sem: Any, *, core_axis_name: str) -> None:
+    """Let no core go on before all along an axis have come here; ``sem`` is a regular semaphore of each."""
+    here_is, count = TaskPosition().axis_index(core_axis_name), TaskPosition().axis_size(core_axis_name)
+    for other in range(1, count):
+        semaphore_signal(sem, device_id={core_axis_name: (int(here_is) + other) % count})
+    semaphore_wait(sem, count - 1)

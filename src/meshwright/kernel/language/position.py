@@ -60,6 +60,9 @@ def _along(task: KernelTask, name: str) -> tuple[int, int]:
         return task.coordinates[name], machine.mesh[name]
     if name == machine.core_axis:
         return task.core, machine.cores
+    if name in machine.grid_names and task.grids:
+        axis = machine.grid_names.index(name)
+        return task.grids[0][0][axis], task.grids[0][1][axis]
     raise KernelError(
         f"A kernel asks for the mesh axis {name!r}.",
         where=here(),

@@ -114,15 +114,10 @@ class Ref:
         return Ref(self.buffer, reshaped(self.data, sizes), (*self.path, Reshape(sizes)))
 
     def bitcast(self, dtype: Any) -> Ref:
-        """The same bits as numbers of another dtype of the same width."""
+        """The same bits as numbers of another dtype; of another width, with more or fewer rows, as TPUs pack them."""
         wanted = dtypes.as_dtype(dtype)
         if wanted.itemsize != self.dtype.itemsize:
-            raise CopyError(
-                f"A ref of {self.dtype.name} cannot be seen as {wanted.name}.",
-                where=here(),
-                why=f"their widths are {self.dtype.itemsize} and {wanted.itemsize} bytes",
-                fix="load the value and convert that: lax.bitcast_convert_type(ref[...], …)",
-            )
+            return PackedRef(self, wanted)  # type: ignore[return-value]
         return Ref(self.buffer, self.data.view(wanted), (*self.path, Bitcast(wanted)))
 
     def __getitem__(self, key: Any) -> Array:
@@ -174,6 +169,75 @@ class _RefAt:
             )
         index = as_view(ref.data, index)
         return Ref(ref.buffer, ref.data[index], (*ref.path, index))
+
+
+class PackedRef:
+    """Memory seen as numbers of another width: rows of narrow ones share a row of wide ones, the low bits first."""
+
+    __slots__ = ("dtype", "keys", "ref")
+
+    def __init__(self, ref: Ref, dtype: dtypes.DType, keys: tuple[Any, ...] = ()) -> None:
+        self.ref, self.dtype, self.keys = ref, dtype, keys
+        if not keys:
+            bitcast_rows(np.empty(ref.shape, ref.dtype), dtype)  # what cannot be is said where it is written
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._of(bitcast_rows(np.empty(self.ref.shape, self.ref.dtype), self.dtype)).shape)
+
+    @property
+    def at(self) -> _PackedAt:
+        return _PackedAt(self)
+
+    def _of(self, data: Data) -> Data:
+        for key in self.keys:
+            index, _ = resolve(data.shape, key)
+            data = data[as_view(data, index)]
+        return data
+
+    def __getitem__(self, key: Any) -> Array:
+        found = self.at[key]
+        data = np.array(found._of(bitcast_rows(load(self.ref, ...).data, self.dtype)))
+        return Array(data, TensorType(data.shape, data.dtype))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        found = self.at[key]
+        whole = np.array(bitcast_rows(self.ref.data, self.dtype))
+        part = found._of(whole)
+        part[...] = fitted(value, part.shape, self.dtype, self.ref.buffer.label)
+        if part.size != whole.size:
+            load(self.ref, ...)  # the rest stays as it is, so it has to be there
+        rows = bitcast_rows(whole, self.ref.dtype)
+        store(self.ref, ..., Array(rows, TensorType(rows.shape, rows.dtype)))
+
+
+class _PackedAt:
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: PackedRef) -> None:
+        self.ref = ref
+
+    def __getitem__(self, key: Any) -> PackedRef:
+        return PackedRef(self.ref.ref, self.ref.dtype, (*self.ref.keys, key))
+
+
+def bitcast_rows(data: Data, dtype: dtypes.DType) -> Data:
+    """The bits of ``data`` as another dtype, its second to last dim growing or shrinking by the ratio of the widths."""
+    before, after = data.dtype.itemsize, dtype.itemsize
+    ratio = max(before, after) // min(before, after)
+    if data.ndim < 2 or (before < after and data.shape[-2] % ratio):
+        raise CopyError(
+            f"A ref of {data.dtype.name}{list(data.shape)} cannot be seen as {dtype.name}.",
+            where=here(),
+            why=f"{ratio} rows of the narrower dtype are one of the wider",
+            fix=f"a ref of two dims or more, with a multiple of {ratio} rows",
+        )
+    *front, rows, lanes = data.shape
+    if before < after:
+        groups = np.moveaxis(data.reshape(*front, rows // ratio, ratio, lanes), -2, -1)
+        return np.ascontiguousarray(groups).view(dtype)[..., 0]
+    parts = np.ascontiguousarray(data)[..., None].view(dtype)
+    return np.moveaxis(parts, -1, -2).reshape(*front, rows * ratio, lanes)
 
 
 class RefBeyond(Ref):

@@ -24,6 +24,10 @@ class MemoryType:
     dtype: DType
 
     @property
+    def memory_space(self) -> MemorySpace:
+        return self.space
+
+    @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
@@ -60,6 +64,8 @@ class MemorySpace(Enum):
     SMEM = "smem"
     CMEM = "cmem"
     SEMAPHORE = "semaphore"
+    HOST = "host"
+    VMEM_SHARED = "vmem_shared"
 
     def __call__(self, shape: Sequence[int], dtype: Any) -> MemoryType:
         return MemoryType(self, _sizes(shape, f"pltpu.{self.name}((8, 128), mnp.float32)"), dtypes.as_dtype(dtype))
@@ -67,7 +73,11 @@ class MemorySpace(Enum):
     @property
     def addressable(self) -> bool:
         """Whether loads and stores reach it."""
-        return self not in (MemorySpace.ANY, MemorySpace.HBM)
+        return self not in (MemorySpace.ANY, MemorySpace.HBM, MemorySpace.HOST)
+
+    def from_type(self, ty: Any) -> MemoryType:
+        """Memory for an array of a shape and a dtype."""
+        return self(ty.shape, ty.dtype)
 
 
 @dataclass(frozen=True)
@@ -110,6 +120,23 @@ class GridDimensionSemantics(Enum):
     CORE_PARALLEL = "core_parallel"
     SUBCORE_PARALLEL = "subcore_parallel"
     ARBITRARY = "arbitrary"
+
+
+class SideEffectType(Enum):
+    """What a kernel does beside its results: a fact for compilers; here every kernel runs where it is called."""
+
+    PURE = "pure"
+    DATAFLOW_SIDE_EFFECTING = "dataflow_side_effecting"
+    SIDE_EFFECTING = "side_effecting"
+
+
+class BufferType(Enum):
+    """What an operand is to a pipeline."""
+
+    INPUT = 1
+    OUTPUT = 2
+    INPUT_OUTPUT = 3
+    MANUAL = 4
 
 
 SEMANTICS = tuple(one.value for one in GridDimensionSemantics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -43,14 +44,39 @@ class BoundedSlice(NamedTuple):
     size: int
 
 
+class Indirect(NamedTuple):
+    """A dim indexed by an array: of inputs a gather, of outputs a scatter."""
+
+    block_size: int
+
+
+BlockDim = Blocked | Squeezed | Element | BoundedSlice
+
+
+class RevisitMode(Enum):
+    """When a grid may come back to a block of an output: in the next step, or at any time, when it is fetched again."""
+
+    IMMEDIATE = "immediate"
+    ANY = "any"
+
+
 @dataclass(frozen=True)
 class Buffered:
     """How a block is fetched ahead: into how many buffers, and whether beyond the next step."""
 
     buffer_count: int = 2
     use_lookahead: bool = False
+    revisit: RevisitMode | None = None
+    prefetched_count: int = 0
 
     def __post_init__(self) -> None:
+        if self.prefetched_count:
+            raise KernelError(
+                f"A block is said to be in {self.prefetched_count} buffers before the pipeline starts.",
+                where=here(),
+                why="here a run that fetches for the next one says so by its callbacks",
+                fix="pltpu.emit_pipeline_with_allocations(…), with an epilogue that calls start_pipeline_prefetch",
+            )
         if self.buffer_count < 1:
             raise KernelError(
                 f"A block is to be fetched into {self.buffer_count} buffers.",
@@ -76,10 +102,10 @@ class BlockSpec:
         self,
         block_shape: Sequence[Any] | IndexMap | None = None,
         index_map: IndexMap | Sequence[Any] | None = None,
+        pipeline_mode: Buffered | None = None,
         *,
         memory_space: MemorySpace | None = None,
         indexing_mode: Any = None,
-        pipeline_mode: Buffered | None = None,
     ) -> None:
         if callable(block_shape) or (index_map is not None and not callable(index_map)):
             block_shape, index_map = index_map, block_shape  # type: ignore[assignment]
@@ -96,15 +122,15 @@ class BlockSpec:
                 fix="pl.BlockSpec((128, 128), lambda i, j: (i, j))",
             )
 
-    def replace(self, *, pipeline_mode: Buffered) -> BlockSpec:
-        """The same blocks, buffered in another way."""
-        return BlockSpec(
-            self.block_shape,
-            self.index_map,
-            memory_space=self.memory_space,
-            indexing_mode=self.indexing_mode,
-            pipeline_mode=pipeline_mode,
-        )
+    @property
+    def revisits(self) -> bool:
+        """Whether a grid may come back to a block at any time."""
+        return self.pipeline_mode is not None and self.pipeline_mode.revisit is RevisitMode.ANY
+
+    def replace(self, **changes: Any) -> BlockSpec:
+        """The same blocks with some things otherwise: ``replace(pipeline_mode=pl.Buffered(3))``."""
+        names = ("block_shape", "index_map", "pipeline_mode", "memory_space", "indexing_mode")
+        return BlockSpec(**{name: getattr(self, name) for name in names} | changes)
 
     def __repr__(self) -> str:
         space = f", memory_space={self.memory_space.name}" if self.memory_space else ""
@@ -282,9 +308,16 @@ def blocks_of(spec: BlockSpec, shape: tuple[int, ...], label: str) -> OperandBlo
     return OperandBlocks(spec, shape, label)
 
 
-def _mode(dim: Any, size: int, indexing_mode: Any) -> Blocked | Squeezed | Element | BoundedSlice:
+def _mode(dim: Any, size: int, indexing_mode: Any) -> BlockDim:
     if dim is None:
         return Squeezed()
+    if isinstance(dim, Indirect):
+        raise KernelError(
+            f"A block has {dim} for a dim.",
+            where=here(),
+            why="blocks are boxes here: rows that an array names come one by one",
+            fix="pl.BlockSpec((1, 128), lambda i, rows: (rows[i], 0)) over a grid of rows, which are prefetched",
+        )
     if isinstance(dim, Blocked | Squeezed | Element | BoundedSlice):
         return dim
     if indexing_mode is not None and not isinstance(indexing_mode, Blocked | type):

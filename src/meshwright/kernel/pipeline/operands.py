@@ -91,9 +91,10 @@ class PipelineOperand:
         """The block that a step works on."""
         while len(self.indices) <= step:
             # An index map is a part of the parent, as callbacks are; it is asked too often for a context.
-            grids, self.task.grids = self.task.grids, self.parents
+            at = next(self.steps)
+            grids, self.task.grids = self.task.grids, self.parents or [(at, self.pipeline.whole)]
             try:
-                found = self.blocks.index((*next(self.steps), *self.pipeline.scalars))
+                found = self.blocks.index((*at, *self.pipeline.scalars))
             finally:
                 self.task.grids = grids
             self.changed.append(not self.indices or found != self.indices[-1])

@@ -65,6 +65,9 @@ class PipelineRun:
         self.inputs = [operand("input", n, *row) for n, row in enumerate(ins)]
         self.outs = [operand("output", n, *row) for n, row in enumerate(outs)]
         self.sums = {n: operand("output", n, w, *outs[n][1:]) for n, w in zip(adding, windows.in_out, strict=True)}
+        for out, spec in zip(self.outs, pipeline.out_specs, strict=True):
+            if out.window is not None and spec.revisits:
+                out.window.comes = True
         # A fresh run has no sums to go on from.
         self.reading = [*self.inputs, *([] if self.fresh else self.sums.values())]
         self.reading += [out for out in self.outs if out.window is not None and out.window.comes]
@@ -189,7 +192,7 @@ class PipelineRun:
                 operand.require_held(new, self.line)
         for n, out in enumerate(self.outs):
             if out.window is not None and out.changes(step):
-                if n not in self.sums:
+                if n not in self.sums and not self.pipeline.out_specs[n].revisits:
                     out.require_new(step)
                 out.window.open(task)
         self._body(step)

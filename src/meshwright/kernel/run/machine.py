@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.core.collection import no_collection
 from meshwright.core.source import Source
+from meshwright.kernel.language.mxu import require_spent
 from meshwright.kernel.language.semaphores import Semaphore, SemaphoreArray, Signal
 from meshwright.kernel.language.spaces import MemorySpace
 from meshwright.kernel.races.history import History
@@ -87,6 +88,7 @@ class KernelMachine(Memories):
         self.steps = 0  # of grids
         self.copies = 0
         self.collective_id: int | None = None
+        self.grid_names: tuple[str | None, ...] = ()  # of the axes of the kernel's own grid
         if self.history is not None:
             for task in self.tasks:
                 # Event 1 of a task is its entering the kernel; after a barrier at entry all know of all.
@@ -384,6 +386,9 @@ class KernelMachine(Memories):
         for made in (*self.memory.values(), *self.early.values()):
             if isinstance(made, SemaphoreArray) and made.alive:
                 self.check_spent(made)
+        for task in self.tasks:
+            if task.units:
+                require_spent(task.units, self.home.show() if self.home else "")
 
     def close(self) -> None:
         """Let go of memory at once: what is left refers to itself in circles."""

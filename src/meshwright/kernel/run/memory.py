@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from meshwright.core.dtypes import DType
@@ -131,8 +132,9 @@ def fill_poison(data: Data) -> None:
     kind = data.dtype.kind
     if kind == "b":
         data[...] = True
-    elif kind in "iu":
-        data[...] = np.iinfo(data.dtype).min if kind == "i" else np.iinfo(data.dtype).max
+    elif kind in "iu" or "int" in data.dtype.name:  # narrow integers are of no kind that NumPy knows
+        limits = ml_dtypes.iinfo(data.dtype)  # type: ignore[no-untyped-call]
+        data[...] = limits.min if limits.min < 0 else limits.max
     elif data.dtype.itemsize == 1 or kind in "fcV":
         data[...] = np.asarray(np.nan, data.dtype)
 

@@ -17,8 +17,8 @@ class KernelTask:
     """The run of a kernel's body on one core of a device."""
 
     __slots__ = (
-        "clock", "coordinates", "core", "device", "done", "entity", "greenlet", "grids", "looks", "machine",
-        "need", "regions", "scopes", "seen", "time", "used", "waiting", "why", "windows",
+        "clock", "coordinates", "core", "device", "done", "entity", "generator", "greenlet", "grids", "looks",
+        "machine", "need", "regions", "scopes", "seen", "time", "units", "used", "waiting", "why", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,8 @@ class KernelTask:
         self.scopes: list[Any] = []  # what is allocated, in order: positions are addresses
         self.regions: list[str] = []  # names given by ``trace``
         self.windows: dict[int, Any] = {}  # of pipelines whose memory their parent owns
+        self.units: dict[int, Any] = {}  # matrix units that are used step by step
+        self.generator: Any = None  # of random numbers, once it is seeded
         self.used: dict[Any, int] = {}  # bytes in use by space
 
     @property

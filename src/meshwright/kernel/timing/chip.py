@@ -41,6 +41,7 @@ class HardwareClock(Clock):
         self.flops: dict[int, float] = {}  # of products, by task
         self.doing: dict[int, tuple[float, float, str]] = {}  # of each task: seconds of its units, and the longest op
         chip = topology.chip
+        self.chip = chip.name
         self.memory = chip.hbm_bytes_per_s
         self.vmem_bytes = chip.known("vmem_bytes", 0.0)
         self.vmem = chip.known("vmem_bytes_per_s", 22 * self.memory)

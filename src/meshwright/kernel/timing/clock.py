@@ -19,6 +19,7 @@ class Clock:
     runs = False  # whether anything takes time
     dry = False  # whether numbers are left out: floats are neither computed nor copied
     vmem_bytes = 0.0  # what a core has; 0: not known
+    chip: str | None = None  # whose times they are
 
     def finish(self, copy: Transfer, now: float) -> float:
         """When a copy started now is over."""

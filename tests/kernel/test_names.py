@@ -1,0 +1,64 @@
+"""Every public name of ``jax.experimental.pallas`` and ``.tpu`` is here, or is listed with the reason why not."""
+
+from __future__ import annotations
+
+import importlib
+
+import jax.experimental.pallas
+import jax.experimental.pallas.tpu
+import pytest
+
+from meshwright import pallas as pl
+from meshwright.pallas import tpu as pltpu
+
+_COMPILER = "it is a part of JAX's compiler; kernels run here as they are written"
+_SUB_BYTE = "values of 2 bits are no dtype here"
+_DTYPE = "semaphores are made by pltpu.SemaphoreType, and have no dtype of their own"
+_GLOBAL = "memory that outlives calls is GPUs'; here it goes from call to call as a result"
+MISSING = {
+    "pl": {
+        "enable_poison_buffers": "memory that nobody wrote is always NaN, and with pl.Debug() reads of it are errors",
+        "get_global": _GLOBAL,
+        "lower_as_mlir": _COMPILER,
+        "pallas_call_p": _COMPILER,
+        "pallas_export_experimental": _COMPILER,
+        "semaphore": _DTYPE,
+        "tpu": "a module, imported by its name",
+    },
+    "pltpu": {
+        "ACC": "accumulators of a matrix unit are named by their address, or are scratch memory",
+        "PipelineStep": "what JAX's pipelines hand to bodies with _explicit_indices, which is private",
+        "conv": "lax.conv_general_dilated does the same in a kernel",
+        "core": _COMPILER,
+        "dma_semaphore": _DTYPE,
+        "emit_pipeline_with_async_prefetch": "emit_pipeline_with_allocations prefetches by its callbacks",
+        "join_bits": _SUB_BYTE,
+        "pack_fp6": _SUB_BYTE,
+        "split_bits": _SUB_BYTE,
+        "unpack_fp6": _SUB_BYTE,
+    },
+}
+PAIRS = {"pl": (jax.experimental.pallas, pl), "pltpu": (jax.experimental.pallas.tpu, pltpu)}
+
+
+@pytest.mark.parametrize("title", PAIRS)
+def test_every_public_name_is_here_or_has_a_reason(title):
+    theirs, ours = PAIRS[title]
+    public = {name for name in dir(theirs) if not name.startswith("_")}
+    found = {name for name in public if hasattr(ours, name)}
+    assert public - found <= set(MISSING[title]), sorted(public - found - set(MISSING[title]))
+    assert not {name for name in MISSING[title] if name != "tpu" and hasattr(ours, name)}
+    assert found - {"tpu"} <= set(ours.__all__)
+
+
+@pytest.mark.parametrize("title", PAIRS)
+def test_the_same_names_are_there_with_jaxs_imports(title):
+    theirs, ours = PAIRS[title]
+    stand_in = importlib.import_module(theirs.__name__.replace("jax.", "meshwright.jax.", 1))
+    assert [name for name in ours.__all__ if getattr(stand_in, name, None) is not getattr(ours, name)] == []
+
+
+def test_the_newest_names_of_semaphores_are_in_pl():
+    for name in ("semaphore_signal", "semaphore_wait", "semaphore_read", "DeviceIdType", "get_barrier_semaphore"):
+        assert getattr(pl, name) is getattr(pltpu, name)
+    assert callable(pl.delay)
