@@ -101,39 +101,6 @@ The module cannot be read: 'func.func' op arg 0 - unknown axis name: "q"
         ^
 """,
     ),
-    "an op whose regions are not understood": (
-        """\
-func.func @main(%x: tensor<8xf32>, %b: i1) -> tensor<8xf32> {
-  %r = scf.if %b -> tensor<8xf32> {
-    scf.yield %x : tensor<8xf32>
-  } else {
-    scf.yield %x : tensor<8xf32>
-  }
-  return %r : tensor<8xf32>
-}
-""",
-        """\
-scf.if cannot be propagated through.
-  at:   line 3:8
-  why:  a region of it ends in scf.yield: regions of one block that end in stablehlo.return or sdy.return are understood
-  fix:  stablehlo.case, stablehlo.if or stablehlo.while in its place
-""",
-    ),
-    "a function of several blocks": (
-        """\
-func.func @main(%x: tensor<8xf32>) -> tensor<8xf32> {
-  cf.br ^end(%x : tensor<8xf32>)
-^end(%y: tensor<8xf32>):
-  return %y : tensor<8xf32>
-}
-""",
-        """\
-func.func cannot be propagated through.
-  at:   line 2:1
-  why:  a region of it has 2 blocks: regions of one block that end in stablehlo.return or sdy.return are understood
-  fix:  stablehlo.case, stablehlo.if or stablehlo.while in its place
-""",
-    ),
     "a group of values that cannot have one sharding": (
         """\
 func.func @main(%x: tensor<8xf32>, %y: tensor<4xf32>) {
@@ -231,15 +198,42 @@ func.func @f(%a: tensor<8xf32>) -> tensor<8xf32> {
 """)
     assert main(["opt", str(path), "-sdy-user-priority-propagate"]) == 0
     capsys.readouterr()
-    assert main(["opt", str(path), "-sdy-propagation-pipeline"]) == 2
-    assert (
-        capsys.readouterr().err
-        == """\
-The named computation at line 2:8 cannot go through sdy-export-named-computations.
-  why:  the pass turns into functions what the pipeline made of calls, and this one was there before
-  fix:  write it as a func.func and a func.call, or use -sdy-user-priority-propagate
+    assert main(["opt", str(path), "-sdy-propagation-pipeline"]) == 0
+    found = capsys.readouterr().out
+    assert "call @g(%arg0)" in found and "func.func private @g" in found
+
+
+UNREAD = """\
+sdy.mesh @mesh = <["a"=2, "b"=4]>
+func.func @main(%x: tensor<8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a"}]>}, %b: i1) -> tensor<8xf32> {
+  %0 = stablehlo.negate %x : tensor<8xf32>
+  %1 = scf.if %b -> tensor<8xf32> {
+    scf.yield %0 : tensor<8xf32>
+  } else {
+    scf.yield %x : tensor<8xf32>
+  }
+  %2 = func.call @elsewhere(%1) : (tensor<8xf32>) -> tensor<8xf32>
+  return %2 : tensor<8xf32>
+}
+func.func @jumps(%x: tensor<8xf32>) -> tensor<8xf32> {
+  cf.br ^end(%x : tensor<8xf32>)
+^end(%y: tensor<8xf32>):
+  return %y : tensor<8xf32>
+}
+func.func private @elsewhere(tensor<8xf32>) -> tensor<8xf32>
+func.func private @nobody(tensor<8xf32>) -> tensor<8xf32>
 """
-    )
+
+
+def test_what_is_not_read_stays_as_it_is_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_text(UNREAD)
+    assert main(["opt", str(path), "-sdy-propagation-pipeline"]) == 0
+    found = capsys.readouterr()
+    assert '%0 = stablehlo.negate %arg0 {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"a"}]>]>}' in found.out
+    assert "scf.yield %0 : tensor<8xf32>" in found.out and "cf.br ^bb1(%arg0 : tensor<8xf32>)" in found.out
+    assert "@elsewhere(tensor<8xf32>)" in found.out and "@nobody" not in found.out
+    assert "@jumps has several blocks: it stays as it is" in found.err
 
 
 def test_a_sum_of_operands_that_are_split_differently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

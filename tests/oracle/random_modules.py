@@ -9,6 +9,7 @@ asked for: Shardy's pipeline makes its own and refuses those of a user.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
@@ -73,9 +74,49 @@ class _Module:
         main = self.function("main", body, [body.shape() for _ in range(self.rng.randint(1, 4))], self.budget, True)
         functions = [*self.functions, main] if self.rng.random() < 0.5 else [main, *self.functions]
         text = f"sdy.mesh @mesh = {self.mesh}\n" + "\n".join(functions)
+        if "meshes" in self.recipe.features and self.rng.random() < 0.4:
+            text = self.with_meshes(text)
         if "inline" in self.recipe.features and self.rng.random() < 0.03:
             return text.replace("<@mesh,", f"<mesh{self.mesh},")
         return text
+
+    def with_meshes(self, text: str) -> str:
+        """The same module on several meshes: others of the same axes, one without axes, one of a single device."""
+        rng = self.rng
+        ids = list(range(prod(axis.size for axis in self.mesh.axes)))
+        meshes = [f"sdy.mesh @copy = {self.mesh}", "sdy.mesh @empty = <[]>", "sdy.mesh @one = <[], device_ids=[0]>"]
+        names = ["mesh"] * 4 + ["copy"]
+        if 1 < len(ids) <= 64 and self.mesh.order is None:
+            meshes.append(f"sdy.mesh @other = {str(self.mesh).removesuffix('>')}, device_ids={ids[::-1]}>")
+            names.append("other")
+
+        def elsewhere(found: re.Match[str]) -> str:
+            if '"' not in found[0] + found.string[found.end() : found.end() + 9] and rng.random() < 0.1:
+                return f"<@empty,{found[2]}"
+            return f"<@{rng.choice(names)},{found[2]}"
+
+        lines = []
+        for line in text.split("\n")[1:]:
+            if "manual_axes" in line:  # has one mesh for all of its shardings
+                lines.append(line.replace("<@mesh,", f"<@{rng.choice(names)},"))
+            else:
+                lines.append(re.sub(r"<@(mesh),(.*?\])(?=[,>])", elsewhere, line))
+        return "\n".join([text.split("\n")[0], *rng.sample(meshes, len(meshes)), *lines])
+
+    def reshard(self, body: Body, depth: int) -> None:
+        v = body.any()
+        name = body.name()
+        body.lines.append(
+            f"{name} = sdy.reshard {v.name} {body.sharding(len(v.shape)).removeprefix('#sdy.sharding')} : {v.type}"
+        )
+        body.values.append(Value(name, v.shape, v.dtype))
+
+    def stop(self, body: Body, depth: int) -> None:
+        v = body.any()
+        name = body.name()
+        direction = self.rng.choice(["NONE", "FORWARD", "BACKWARD"])
+        body.lines.append(f"{name} = sdy.propagation_barrier {v.name} allowed_direction={direction} : {v.type}")
+        body.values.append(Value(name, v.shape, v.dtype))
 
     def function(
         self, name: str, body: Body, shapes: Sequence[tuple[int, ...]], count: int, public: bool, depth: int = 0
@@ -272,8 +313,11 @@ class _Module:
             return
         first = body.any()
         others = [body.of(first.shape) for _ in range(self.rng.randint(1, 2))]
+        number = self.groups
+        if "overlap" in self.recipe.features and self.rng.random() < 0.5:
+            number = self.rng.randrange(20)
         for v in (first, *others):
-            body.lines.append(f"sdy.sharding_group {v.name} group_id={self.groups} : {v.type}")
+            body.lines.append(f"sdy.sharding_group {v.name} group_id={number} : {v.type}")
         self.groups += 1
 
     def collective(self, body: Body, depth: int) -> None:
@@ -320,4 +364,6 @@ STRUCTURES: dict[str, Callable[[_Module, Body, int], None]] = {
     "case": _Module.branches,
     "barrier": _Module.barrier,
     "collective": _Module.collective,
+    "reshard": _Module.reshard,
+    "stop": _Module.stop,
 }

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("jaxlib.mlir")
 
 from meshwright.errors import MeshwrightError
-from meshwright.interop.shardy.problem_reader import read_problem
+from meshwright.interop.shardy.problem_reader import ModuleReader
 from meshwright.interop.stablehlo.context import parse_module
 from meshwright.propagate.problem import Problem
 from meshwright.propagate.run import PIPELINES, STRATEGIES, run
@@ -41,7 +41,7 @@ def disagreements(seeds: range, passes: tuple[str, ...], features: Features | No
     for seed in seeds:
         if features is None:
             text = newest_rules(random_module(seed))
-            problem = read_problem(parse_module(text))
+            problem = ModuleReader(parse_module(text), declared_meshes=passes[:2] == _IMPORTED[:2]).read()
         else:
             problem, text = Maker(seed, features).program()
         found = found_by_us(problem, passes)

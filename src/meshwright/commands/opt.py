@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import Any
 
 from meshwright.commands.files import read_text
 from meshwright.core.files import STDIN
 from meshwright.errors import MeshwrightError
-from meshwright.interop.shardy.passes import apply_passes, pass_names
+from meshwright.interop.shardy.passes import OPTIONS, apply_passes, pass_names
 from meshwright.interop.stablehlo.context import parse_module
 from meshwright.propagate.why import explain
 
@@ -21,7 +22,7 @@ _FIX = "meshwright opt FILE.mlir -sdy-user-priority-propagate --explain"
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = "Run passes, in the order given, on a module of StableHLO and sdy; print it as sdy_opt does."
-    parser.add_argument("file", metavar="FILE.mlir", help="the module; - reads standard input")
+    parser.add_argument("file", metavar="FILE.mlir", nargs="?", help="the module; - (or nothing) reads standard input")
     parser.add_argument(
         "-split-input-file",
         "--split-input-file",
@@ -34,11 +35,29 @@ def describe(parser: argparse.ArgumentParser) -> None:
     )
     passes = parser.add_argument_group("passes")
     for name in pass_names():
-        passes.add_argument(f"-{name}", f"--{name}", action="append_const", const=name, dest="passes")
+        options = " ".join(f"{option}={{{','.join(values)}}}" for option, values in OPTIONS.get(name, {}).items())
+        passes.add_argument(
+            f"-{name}", f"--{name}", action=_AddPass, nargs="?", dest="passes", metavar="OPTIONS", help=options or None
+        )
+
+
+class _AddPass(argparse.Action):
+    """A pass, perhaps with options: ``-sdy-x``, ``-sdy-x=a=true``; a word after it that is no option is the file."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, given: Any, option: str | None = None
+    ) -> None:
+        name = (option or "").lstrip("-")
+        if given is not None and not re.match(r"[\w-]+=", given):
+            if args.file is not None:
+                parser.error(f"unrecognized arguments: {given}")
+            args.file, given = given, None
+        args.passes = [*(args.passes or []), name if given is None else f"{name}={given}"]
 
 
 def run(args: argparse.Namespace) -> int:
     """Read, run, print; warnings go to standard error."""
+    args.file = STDIN if args.file is None else args.file
     text = read_text(args.file, "name a file with a module, or - for standard input")
     parts = _split(text) if args.split_input_file else [(0, text)]
     found = []

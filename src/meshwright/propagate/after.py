@@ -14,12 +14,13 @@ from meshwright.propagate.graph import (
     GraphOp,
     GraphValue,
     Known,
+    fresh_name,
     inside_first,
     walk,
 )
 from meshwright.propagate.manual import with_manual
 from meshwright.propagate.problem import Kind
-from meshwright.sharding.axes import Axes, AxisRef
+from meshwright.sharding.axes import Axes, AxisRef, total_size
 from meshwright.sharding.dimension import DimensionSharding
 
 Change = Callable[[Known, tuple[int, ...] | None], Known]
@@ -81,11 +82,14 @@ def sink_edge(graph: Graph, edge: GraphOp) -> None:
     for value in (owner, *(block.arguments[owner.index] for block in op.blocks if op.kind is Kind.WHILE)):
         value.edge, value.sunk = None, edge.results[0]
     for source in edge.sources:
-        source.edge = None
+        source.edges = ()
 
 
 def _sink(graph: Graph, op: GraphOp, owner: GraphValue, sharding: Known) -> None:
     if op.kind not in (Kind.MANUAL, Kind.NAMED):
+        for value in op.results:
+            if value.edge is None and value.sunk is None:
+                value.sharding = None  # what was written on the op is that of its edges
         if all(value.sharding is None for value in op.results):
             for value in op.results:
                 value.sharding = graph.open_sharding(sharding.mesh, len(value.shape or ()))
@@ -163,7 +167,9 @@ def close_shardings(graph: Graph) -> None:
     def close(sharding: Known, shape: tuple[int, ...] | None) -> Known:
         found = closed.get(sharding)
         if found is None:
-            dims = tuple(DimensionSharding(dim.axes) for dim in sharding.dims)
+            dims = tuple(
+                DimensionSharding(dim.axes, priority=dim.priority if dim.axes else None) for dim in sharding.dims
+            )
             found = graph.sharding(sharding.mesh, dims, (), sharding.unreduced, sharding.reduction)
             closed[sharding] = found
         return found
@@ -177,11 +183,14 @@ def make_divisible(graph: Graph) -> None:
     def divide(sharding: Known, shape: tuple[int, ...] | None) -> Known:
         if shape is None or len(shape) != len(sharding.dims):
             return sharding
-        dims = tuple(
-            DimensionSharding(_dividing(size, dim.axes), dim.is_open, dim.priority)
-            for size, dim in zip(shape, sharding.dims, strict=True)
-        )
-        return graph.sharding(sharding.mesh, dims, sharding.replicated, sharding.unreduced, sharding.reduction)
+        dims = []
+        sized = list(zip(shape, sharding.dims, strict=True))
+        if all(size % total_size(dim.axes) == 0 for size, dim in sized):
+            return sharding
+        for size, dim in sized:
+            axes = _dividing(size, dim.axes)
+            dims.append(dim if axes == dim.axes else DimensionSharding(axes, dim.is_open))
+        return graph.sharding(sharding.mesh, tuple(dims), sharding.replicated, sharding.unreduced, sharding.reduction)
 
     for function in graph.functions:
         change_function_shardings(function, divide)
@@ -232,16 +241,12 @@ def remove_sub_axes(graph: Graph) -> None:
 
 def export_computations(graph: Graph) -> None:
     """Each named computation becomes a call of a function of its own."""
-    taken = {function.name for function in graph.functions}
     numbers = count()  # shared by all names
     for function in list(graph.functions):
         for op in list(inside_first(function.block)):
             if op.kind is Kind.NAMED:
-                name = op.callee
-                while name in taken:
-                    name = f"{op.callee}_{next(numbers)}"
-                taken.add(name)
-                _export(graph, op, name)
+                taken = {other.name for other in graph.functions}
+                _export(graph, op, fresh_name(graph, op.callee, numbers) if op.callee in taken else op.callee)
     graph.sweep()
 
 
@@ -254,7 +259,8 @@ def _export(graph: Graph, op: GraphOp, name: str) -> None:
             sink_edge(graph, value.edge)
     block.ops = [one for one in block.ops if not one.erased]
     function = FunctionOp(name, True)
-    function.origin = op.callee
+    function.origin, function.original_name = "", op.callee
+    function.ref = op.node.ref if op.node is not None else None
     function.manual_axes = _bound_axes(op)
     function.block = block
     block.parent = function
@@ -279,7 +285,7 @@ def _bound_axes(op: GraphOp) -> tuple[str, ...]:
 
 
 def unflatten_calls(graph: Graph) -> None:
-    """Functions that came from one, with equal shardings, are one again."""
+    """Functions that came from one, with equal shardings, are one again; none knows any more where it came from."""
     functions = {function.name: function for function in graph.functions}
     chosen: dict[object, str] = {}
     for function in graph.functions:
@@ -287,8 +293,10 @@ def unflatten_calls(graph: Graph) -> None:
             if op.kind is Kind.CALL:
                 callee = functions[op.callee]
                 arguments = tuple(value.sharding for value in callee.block.arguments)
-                key = (callee.origin, callee.manual_axes, arguments, tuple(callee.result_shardings))
+                key = (callee.known_as, callee.manual_axes, arguments, tuple(callee.result_shardings))
                 op.callee = chosen.setdefault(key, op.callee)
+    for function in graph.functions:
+        function.original_name = ""
 
 
 def reshard_calls(graph: Graph) -> None:
@@ -306,8 +314,11 @@ def reshard_calls(graph: Graph) -> None:
             elif sharding is None and value.sharding is not None:
                 sharding = graph.sharding(value.sharding.mesh, (CLOSED,) * rank)
             found, value.sharding = value.sharding, sharding
-            if found is None or equivalent(found, sharding):
+            if equivalent(found, sharding):
                 continue
+            if found is None:
+                assert sharding is not None
+                found = graph.sharding(sharding.mesh, (CLOSED,) * rank)
             reshard = GraphOp(Kind.RESHARD, None, None)
             result = reshard.add_result(value.shape)
             result.sharding, result.origin = found, value.origin

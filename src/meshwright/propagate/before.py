@@ -59,21 +59,29 @@ def edge_after(graph: Graph, owner: GraphValue, sharding: Known | None, kind: Ki
 
 
 def clean_manual_axes(graph: Graph) -> None:
-    """Manual axes in the order of the mesh; those that an in or out sharding does not use are replicated there."""
+    """Manual axes in the order of the mesh; those that an in or out sharding does not use are replicated there.
+
+    A sharding on a mesh without axes is on the mesh of the others.
+    """
     for op in graph.walk():
         if op.kind is not Kind.MANUAL:
             continue
+        meshes = [s.mesh for s in (*(op.in_shardings or ()), *(op.out_shardings or ())) if not s.mesh.empty]
+        if not meshes or not op.manual_axes:
+            continue
+        op.manual_axes = tuple(sorted(op.manual_axes, key=meshes[0].axis_names.index))
         for shardings in (op.in_shardings, op.out_shardings):
             for index, sharding in enumerate(shardings or ()):
                 assert shardings is not None
                 used = {axis.name for dim in sharding.dims for axis in dim.axes}
                 used |= {axis.name for axis in (*sharding.replicated, *sharding.unreduced)}
                 missing = [name for name in op.manual_axes if name not in used]
-                if missing and not sharding.mesh.empty:
-                    axes = (*sharding.replicated, *(sharding.mesh.axis_by_name[name] for name in missing))
-                    replicated = in_mesh_order(axes, sharding.mesh.axis_names)
+                mesh = meshes[0] if sharding.mesh.empty else sharding.mesh
+                if missing or mesh is not sharding.mesh:
+                    axes = (*sharding.replicated, *(mesh.axis_by_name[name] for name in missing))
+                    replicated = in_mesh_order(axes, mesh.axis_names)
                     shardings[index] = graph.sharding(
-                        sharding.mesh, sharding.dims, replicated, sharding.unreduced, sharding.reduction
+                        mesh, sharding.dims, replicated, sharding.unreduced, sharding.reduction
                     )
 
 
@@ -138,7 +146,8 @@ def remove_unused_functions(graph: Graph) -> None:
         name = todo.pop()
         if name not in live:
             live.add(name)
-            todo.extend(op.callee for op in walk(functions[name].block) if op.kind is Kind.CALL)
+            todo.extend(op.callee for op in walk(functions[name].block) if op.callee and op.kind is not Kind.NAMED)
+            todo.extend(callee for callee in functions[name].calls or () if callee in functions)
     for function in graph.functions:
         if function.name not in live:
             for op in walk(function.block):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
+
 from meshwright.propagate.before import add_edges_of, edge_after
 from meshwright.propagate.graph import (
     FunctionOp,
@@ -22,20 +25,24 @@ def flatten_calls(graph: Graph) -> None:
     """Give each call a function of its own."""
     functions = {function.name: function for function in graph.functions}
     called: set[str] = set()
+    numbers = count()
 
-    def visit(function: FunctionOp) -> None:
-        for op in list(walk(function.block)):
-            if op.kind is not Kind.CALL:
-                continue
-            if op.callee in called:
-                copy = copy_function(graph, functions[op.callee])
-                functions[copy.name] = copy
-                op.callee = copy.name
-                visit(copy)
-            called.add(op.callee)
+    def copy_callees(function: FunctionOp) -> None:
+        for op in walk(function.block):
+            if op.kind is Kind.CALL:
+                copy_callee(op)
+
+    def copy_callee(call: GraphOp) -> None:
+        copy = copy_function(graph, functions[call.callee], numbers, copy_callees)
+        functions[copy.name] = copy
+        call.callee = copy.name
 
     for function in callees_first(graph):
-        visit(function)
+        for op in list(walk(function.block)):
+            if op.kind is Kind.CALL:
+                if op.callee in called:
+                    copy_callee(op)
+                called.add(op.callee)
 
 
 def add_function_edges(graph: Graph) -> None:
@@ -63,6 +70,8 @@ def sink_function_edges(graph: Graph) -> None:
             owner, result = edge.operands[0].value, edge.results[0]
             edge.operands[0].drop()
             owner.edge = None
+            for source in edge.sources:
+                source.edges = ()
             if result.sharding is not None:
                 hold(graph, owner, result.sharding)
             result.replace_uses(owner)
@@ -71,28 +80,35 @@ def sink_function_edges(graph: Graph) -> None:
 
 
 def import_calls(graph: Graph) -> None:
-    """Put each function in the place of its only call, as a named computation."""
+    """Put each function in the place of its calls, as named computations."""
     functions = {function.name: function for function in graph.functions}
     called: set[str] = set()
+    left = Counter(op.callee for op in graph.walk() if op.kind is Kind.CALL)
     for function in callees_first(graph):
         for op in list(walk(function.block)):
             if op.kind is Kind.CALL:
                 called.add(op.callee)
-                _import_call(graph, op, functions[op.callee])
+                left[op.callee] -= 1
+                _import_call(graph, op, functions[op.callee], is_last=not left[op.callee])
     graph.functions = [function for function in graph.functions if function.name not in called]
     for op in list(graph.walk()):
         if op.kind is Kind.NAMED and op.results and op.results[0].edge is None:
             add_edges_of(graph, op)
 
 
-def _import_call(graph: Graph, call: GraphOp, function: FunctionOp) -> None:
+def _import_call(graph: Graph, call: GraphOp, function: FunctionOp, is_last: bool) -> None:
     node = call.node._replace(kind=Kind.NAMED) if call.node else ProblemNode(Kind.NAMED, (), ())
     named = GraphOp(Kind.NAMED, node, call.parent)
-    named.callee = function.origin
+    named.callee = function.known_as
     named.in_shardings = _filled(graph, function.block.arguments)
     named.out_shardings = _filled(graph, call.results)
     named.use([use.value for use in call.operands])
-    block = function.block
+    block = function.block if is_last else GraphBlock(named)
+    if not is_last:
+        graph.clone_block(function.block, block, {})
+        for op in walk(block):
+            if op.kind is Kind.EDGE:
+                graph.link_edge(op)
     block.parent = named
     for argument in block.arguments:
         argument.sharding = None
@@ -118,19 +134,5 @@ def _filled(graph: Graph, values: list[GraphValue]) -> list[Known] | None:
 
 
 def order_functions(graph: Graph) -> None:
-    """Put main first, then functions as they are first called; those that nobody calls keep their place at the end."""
-    functions = {function.name: function for function in graph.functions}
-    found: dict[str, FunctionOp] = {}
-
-    def visit(function: FunctionOp) -> None:
-        if function.name in found:
-            return
-        found[function.name] = function
-        for op in walk(function.block):
-            if op.kind is Kind.CALL:
-                visit(functions[op.callee])
-
-    main = graph.main
-    for function in ([main] if main else []) + graph.functions:
-        visit(function)
-    graph.functions = list(found.values())
+    """Put each function before those that it calls."""
+    graph.functions = callees_first(graph)[::-1]

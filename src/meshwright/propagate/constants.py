@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 from meshwright.propagate.graph import (
     Graph,
@@ -32,6 +33,7 @@ class _Splitter:
         self.graph = graph
         self.functions = {function.name: function for function in graph.functions}
         self.keeps: dict[str, bool] = {}
+        self.numbers = count()
 
     def split(self, body: GraphBlock) -> None:
         """Split what is in a block, but for computations in it, which are done already."""
@@ -98,7 +100,7 @@ class _Splitter:
         place = self.before.setdefault(op, [])
         place.append(copy)
         if op.kind is Kind.CALL:
-            made = copy_function(self.graph, self.functions[op.callee])
+            made = copy_function(self.graph, self.functions[op.callee], self.numbers)
             copy.callee, self.functions[made.name] = made.name, made
         for use in reversed(value.uses):
             if use.op.kind is Kind.GROUP:

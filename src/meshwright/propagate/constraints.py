@@ -36,6 +36,8 @@ def _apply(graph: Graph, value: GraphValue, sharding: Known, op: GraphOp, constr
     else:
         hold(graph, holder, sharding)
         holder.given_by = constraint.results[0] if constraint is not None else op
+        if constraint is not None:
+            constraint.shows_rule = True
 
 
 def _is_said(value: GraphValue) -> bool:

@@ -20,8 +20,9 @@ DirectionOf = Callable[[GraphOp], Directions]
 
 BOTH: Directions = (Direction.BOTH, Direction.BOTH)
 _COMPUTATIONS = (Kind.MANUAL, Kind.NAMED)
-_WHOLE_OR_PART = (Kind.EDGE, Kind.BARRIER)  # never conservative
-_IDENTITIES = (Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)
+_EDGES = (Kind.EDGE, Kind.FUNC_EDGE)
+_WHOLE_OR_PART = (*_EDGES, Kind.BARRIER)  # never conservative
+_IDENTITIES = (Kind.CONSTRAINT, Kind.BARRIER)
 
 
 def both(op: GraphOp) -> Directions:
@@ -110,6 +111,8 @@ class Propagation:
 
     def finish(self) -> None:
         """Write what was found for the results and arguments of a computation where it says it."""
+        for op in self.graph.walk():
+            op.shows_rule = op.shows_rule or op.kind is Kind.CONSTRAINT
         for op in self._computations:
             arguments = op.blocks[0].arguments
             op.out_shardings = self._written(op.results) or op.out_shardings
@@ -148,7 +151,7 @@ class Propagation:
 
     def _join(self, op: GraphOp) -> JoinedTensors | None:
         """The rule and tensors of a node, if it passes shardings on."""
-        if op.kind is Kind.EDGE:
+        if op.kind in _EDGES:
             shape = op.results[0].shape
             if shape is None:
                 return None
@@ -237,12 +240,12 @@ class Propagation:
 
     def _notify_users(self, value: GraphValue) -> None:
         for use in reversed(value.uses):
-            edge = use.edge
-            if edge is None:
+            edges = use.edges
+            if not edges:
                 self._push(use.op)
-                continue
-            if use.op.kind not in _COMPUTATIONS:
-                self._push(edge)
+            elif use.op.kind not in _COMPUTATIONS:
+                for edge in edges:
+                    self._push(edge)
 
     def _push(self, op: GraphOp) -> None:
         if not op.queued and op is not self._current:

@@ -6,7 +6,7 @@ what propagation finds. Shardings are interned per graph, so equal ones are one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from meshwright.propagate.problem import (
@@ -42,11 +42,11 @@ class Known(TensorSharding):
 class GraphUse:
     """One operand of one op."""
 
-    __slots__ = ("edge", "index", "op", "value")
+    __slots__ = ("edges", "index", "op", "value")
 
     def __init__(self, op: GraphOp, index: int, value: GraphValue) -> None:
         self.op, self.index, self.value = op, index, value
-        self.edge: GraphOp | None = None  # what flows along this operand, if it is a source of an edge
+        self.edges: tuple[GraphOp, ...] = ()  # those that this operand is a source of
         value.uses.append(self)
 
     def set(self, value: GraphValue) -> None:
@@ -167,6 +167,7 @@ class GraphOp:
         "queued",
         "results",
         "rule",
+        "shows_rule",
         "sources",
     )
 
@@ -184,6 +185,7 @@ class GraphOp:
         self.direction = Direction.BOTH
         self.queued = False
         self.erased = False
+        self.shows_rule = False
         self.sources: list[GraphUse] = []
 
     def add_result(self, shape: tuple[int, ...] | None) -> GraphValue:
@@ -203,15 +205,26 @@ class GraphOp:
 class FunctionOp:
     """A function."""
 
-    __slots__ = ("block", "manual_axes", "name", "origin", "private", "result_shardings", "result_where")
+    __slots__ = (
+        "block", "calls", "manual_axes", "name", "origin", "original_name", "private", "ref", "result_shardings",
+        "result_where",
+    )  # fmt: skip
 
     def __init__(self, name: str, private: bool) -> None:
         self.name, self.private = name, private
         self.block = GraphBlock(self)
         self.result_shardings: list[Known | None] = []
         self.result_where: tuple[str, ...] = ()
-        self.origin = name
+        self.origin = name  # the function of the problem whose attributes it has
+        self.original_name = ""  # of the function that it was copied from
+        self.ref: Any = None  # if it was made of a computation, the reader's op
         self.manual_axes: tuple[str, ...] = ()
+        self.calls: tuple[str, ...] | None = None
+
+    @property
+    def known_as(self) -> str:
+        """The name that all copies of a function have in common."""
+        return self.original_name or self.name
 
 
 class Graph:
@@ -270,6 +283,7 @@ class Graph:
         op = FunctionOp(function.name, function.private)
         op.result_shardings = [self.intern(sharding) for sharding in function.result_shardings]
         op.result_where = function.result_where
+        op.original_name, op.calls = function.original_name, function.calls
         self._block(op.block, function.block, problem, values)
         self.functions.append(op)
 
@@ -306,17 +320,28 @@ class Graph:
     def link_edges(self) -> None:
         """Find the sources and targets of each edge that is in the program."""
         for op in self.walk():
-            if op.kind is Kind.EDGE:
+            if op.kind in (Kind.EDGE, Kind.FUNC_EDGE):
                 self.link_edge(op)
 
     def link_edge(self, edge: GraphOp) -> None:
         """Find the sources and targets of an edge."""
         owner = edge.operands[0].value
-        edge.sources, targets = edge_of(owner)
+        edge.sources, targets = edge_of(owner) if edge.kind is Kind.EDGE else (self._flowing_into(owner), [owner])
         for source in edge.sources:
-            source.edge = edge
+            source.edges = (*source.edges, edge)
         for target in targets:
             target.edge = edge
+
+    def _flowing_into(self, owner: GraphValue) -> list[GraphUse]:
+        """What calls give an argument of a function, or what a function returns for a result of a call."""
+        if owner.block is not None:
+            function = owner.block.parent
+            if not isinstance(function, FunctionOp):
+                return []
+            calls = [op for op in self.walk() if op.kind is Kind.CALL and op.callee == function.name]
+            return [op.operands[owner.index] for op in calls]
+        callee = owner.op.callee if owner.op is not None else ""
+        return [f.block.terminator.operands[owner.index] for f in self.functions if f.name == callee]
 
     # Walking
 
@@ -398,11 +423,20 @@ class Graph:
                 group=op.group,
                 manual_axes=op.manual_axes,
                 direction=op.direction,
+                shows_rule=op.shows_rule,
             )
 
         functions = tuple(
             ProblemFunction(
-                f.name, block(f.block), tuple(map(_plain, f.result_shardings)), f.private, f.result_where, f.origin
+                f.name,
+                block(f.block),
+                tuple(map(_plain, f.result_shardings)),
+                f.private,
+                f.result_where,
+                f.origin,
+                f.original_name,
+                f.ref,
+                f.calls,
             )
             for f in self.functions
         )
@@ -440,21 +474,28 @@ def hold(graph: Graph, value: GraphValue, sharding: Known) -> None:
     value.sharding = sharding
 
 
-def copy_function(graph: Graph, function: FunctionOp) -> FunctionOp:
-    """A copy of a function under a new name, at the end of the program."""
-    taken = {other.name for other in graph.functions}
-    number = 0
-    while f"{function.name}_{number}" in taken:
-        number += 1
-    copy = FunctionOp(f"{function.name}_{number}", True)
+def copy_function(
+    graph: Graph, function: FunctionOp, numbers: Iterator[int], before: Callable[[FunctionOp], None] | None = None
+) -> FunctionOp:
+    """A copy of a function under a new name, at the end of the program; what ``before`` adds comes before it."""
+    copy = FunctionOp("", True)
     copy.result_shardings, copy.result_where = list(function.result_shardings), function.result_where
-    copy.origin = function.origin
+    copy.origin, copy.original_name = function.origin, function.known_as
     graph.clone_block(function.block, copy.block, {})
     for op in walk(copy.block):
         if op.kind is Kind.EDGE:
             graph.link_edge(op)
+    if before is not None:
+        before(copy)
+    copy.name = fresh_name(graph, function.name, numbers)
     graph.functions.append(copy)
     return copy
+
+
+def fresh_name(graph: Graph, name: str, numbers: Iterator[int]) -> str:
+    """A name that no function has yet: the given one with the next number that makes it so."""
+    taken = {function.name for function in graph.functions}
+    return next(found for number in numbers if (found := f"{name}_{number}") not in taken)
 
 
 def callees_first(graph: Graph) -> list[FunctionOp]:

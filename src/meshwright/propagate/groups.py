@@ -81,7 +81,7 @@ def form_groups(graph: Graph) -> list[str]:
             groups.setdefault(op.group, []).append(op)
     told = []
     for number, ops in groups.items():
-        values = [op.operands[0].value for op in ops]
+        values = list(dict.fromkeys(op.operands[0].value for op in ops))
         written = [value.known for value in values]
         known = [sharding for sharding in written if sharding is not None and not _is_trivial(sharding)]
         if len(set(known)) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.propagate.graph import Graph, Known
+from meshwright.sharding.axes import Axes
 from meshwright.sharding.dimension import DimensionSharding
 
 
@@ -18,15 +19,17 @@ def with_manual(graph: Graph, outside: Known, inside: Known, manual: tuple[str, 
 def without_manual(graph: Graph, sharding: Known, manual: tuple[str, ...]) -> Known:
     """A sharding outside of a manual computation as seen from inside: without the manual axes."""
     dims = tuple(
-        dim
-        if not dim.axes
-        else DimensionSharding(tuple(axis for axis in dim.axes if axis.name not in manual), dim.is_open)
+        dim if not dim.axes else DimensionSharding(_kept(dim.axes, manual), dim.is_open, dim.priority)
         for dim in sharding.dims
     )
     return graph.sharding(
         sharding.mesh,
         dims,
-        tuple(axis for axis in sharding.replicated if axis.name not in manual),
-        tuple(axis for axis in sharding.unreduced if axis.name not in manual),
+        _kept(sharding.replicated, manual),
+        _kept(sharding.unreduced, manual),
         sharding.reduction,
     )
+
+
+def _kept(axes: Axes, manual: tuple[str, ...]) -> Axes:
+    return tuple(axis for axis in axes if axis.name not in manual)

@@ -11,7 +11,7 @@ from meshwright.propagate.problem import Direction, Kind
 from meshwright.sharding.axes import in_mesh_order
 
 _NONE: Directions = (Direction.NONE, Direction.NONE)
-_ALWAYS_PASS = (Kind.EDGE, Kind.FUNC_EDGE, Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)
+_ALWAYS_PASS = (Kind.EDGE, Kind.FUNC_EDGE, Kind.CONSTRAINT, Kind.BARRIER)
 
 
 def _passes(op: GraphOp) -> Direction:

@@ -10,7 +10,7 @@ What must be filled in, by kind of node:
 ``OP``         ``rule`` (None if the op has none: nothing is propagated through it), and the facts below. Regions that
                are not control flow (the body of a reduction) are left out unless they use values from outside.
 ``CONSTRAINT`` one operand, one result; the sharding written in it is that of its result value.
-``RESHARD``    as a constraint.
+``RESHARD``    as a constraint; nothing is ever propagated through it.
 ``GROUP``      one operand, no result, ``group`` is the number of the sharding group.
 ``EDGE``       a data-flow edge that is already in the program: one operand, which is the owner it stands for (a result
                or a block argument), one result with the edge's sharding. (Most problems have none: import adds them.)
@@ -178,9 +178,9 @@ class ProblemNode(NamedTuple):
     ``spreads_scalar``: a broadcast of a scalar. ``sums``: it takes partial sums over mesh axes. ``across``: it combines
     the values of groups of devices, by ``sum``, ``max``, ``min`` or otherwise (""), None for all other ops. ``key``:
     nodes of equal key, operands and result shardings compute the same values, so that equal constants can become one;
-    None if that is not known. ``ref`` is the reader's: whatever it needs to find its op again. The answer is a
-    ``Problem`` too, with every sharding filled in; its nodes and their clones keep ``ref``; nodes that were added have
-    None, and dead nodes are gone.
+    None if that is not known. ``shows_rule``: its rule is to be written on it.
+    ``ref`` is the reader's: whatever it needs to find its op again. The answer is a ``Problem`` too, with every sharding
+    filled in; its nodes and their clones keep ``ref``; nodes that were added have None, and dead nodes are gone.
     """
 
     kind: Kind
@@ -207,13 +207,16 @@ class ProblemNode(NamedTuple):
     name: str = ""
     where: str = ""
     ref: Any = None
+    shows_rule: bool = False
 
 
 class ProblemFunction(NamedTuple):
     """A function: its block, whose arguments carry their shardings, and the shardings written for its results.
 
     ``private``: it may be removed if nobody calls it. ``result_where``: where the result shardings were written.
-    ``origin``: in an answer, the name of the function it was copied from.
+    ``original_name``: the name of the function that it was copied from, if it is known to be a copy. In an answer,
+    ``origin`` is the function of the problem whose attributes it has, "" if it was made of the computation ``ref``.
+    ``calls``: of a function whose body nobody looks into (it is only declared, or has branches), those that it names.
     """
 
     name: str
@@ -222,6 +225,9 @@ class ProblemFunction(NamedTuple):
     private: bool = False
     result_where: tuple[str, ...] = ()
     origin: str = ""
+    original_name: str = ""
+    ref: Any = None
+    calls: tuple[str, ...] | None = None
 
 
 class Problem(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from meshwright.errors import MeshwrightError
 from meshwright.propagate import after, before, calls, constants, constraints, groups, unreduced
@@ -28,6 +29,7 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 PASSES: Mapping[str, Callable[[Graph], None]] = {
     "symbol-dce": before.remove_unused_functions,
+    "sdy-lift-inlined-meshes": lambda graph: None,  # done as a module is read
     "sdy-remove-size-one-axes": before.remove_size_one_axes,
     "sdy-propagate-sharding-from-func-to-call": before.share_result_shardings,
     "sdy-constant-or-scalar-splitter": constants.split_constants,
@@ -56,6 +58,7 @@ PASSES: Mapping[str, Callable[[Graph], None]] = {
 
 _IMPORT = (
     "symbol-dce",
+    "sdy-lift-inlined-meshes",
     "sdy-remove-size-one-axes",
     "sdy-propagate-sharding-from-func-to-call",
     "sdy-constant-or-scalar-splitter",
@@ -117,8 +120,21 @@ class Answer:
         return self.graph.problem()
 
 
-def run(problem: Problem, passes: Sequence[str], *, conservative: bool = False) -> Answer:
-    """Run passes and pipelines in order. ``conservative``: nothing is ever sharded over a part of an axis.
+class Options(NamedTuple):
+    """How a pass propagates.
+
+    ``conservative``: nothing is ever sharded over a part of an axis. ``strategy``: what a step does about conflicts,
+    ``aggressive`` (each tensor takes what it can), ``basic`` (what all agree on), or one after the other.
+    """
+
+    conservative: bool = False
+    strategy: str = "aggressive"
+
+
+def run(
+    problem: Problem, passes: Sequence[str], *, conservative: bool = False, options: Sequence[Options] = ()
+) -> Answer:
+    """Run passes and pipelines in order, each with its ``options``, or all ``conservative``.
 
     >>> from meshwright.sharding.mesh import Mesh
     >>> from meshwright.sharding.named import TensorSharding
@@ -132,17 +148,17 @@ def run(problem: Problem, passes: Sequence[str], *, conservative: bool = False) 
     (#sdy.sharding<@mesh, [{"x", ?}, {?}]>,)
     """
     answer = Answer(Graph(problem))
-    for name in passes:
+    for name, how in zip(passes, options or [Options(conservative)] * len(passes), strict=True):
         for one in PIPELINES.get(name, (name,)):
-            _run_pass(answer, one, conservative)
+            _run_pass(answer, one, how)
     return answer
 
 
-def _run_pass(answer: Answer, name: str, conservative: bool) -> None:
+def _run_pass(answer: Answer, name: str, how: Options) -> None:
     strategy = STRATEGIES.get(name)
     if strategy is not None:
-        use_basic = name == "sdy-basic-propagate"
-        propagation = Propagation(answer.graph, use_basic=use_basic, conservative=conservative)
+        use_basic = name == "sdy-basic-propagate" or how.strategy == "basic"
+        propagation = Propagation(answer.graph, use_basic=use_basic, conservative=how.conservative)
         strategy(propagation)
         propagation.finish()
         answer.events += propagation.events

@@ -23,27 +23,46 @@ def listed(axes: Iterable[AxisRef]) -> str:
     return "{" + ", ".join(map(str, axes)) + "}"
 
 
-def reshards_to_collectives(module: Any) -> None:
-    """Replace every reshard of a module by collectives; those between meshes of different axes stay."""
+def reshards_to_collectives(module: Any, keep_redundant: bool = False) -> None:
+    """Replace every reshard of a module by collectives; those between meshes of different axes stay.
+
+    ``keep_redundant``: those that move nothing stay, too.
+    """
     known = ValueShardings(module)
     with context():
-        for op in [op for op in walk(module.operation) if op.name == "sdy.reshard"]:
-            _replace(op, known)
+        reshards = [op for op in walk(module.operation) if op.name == "sdy.reshard"]
+        for op, source in [(op, known(_before_barriers(op.operands[0]))) for op in reshards]:
+            _replace(op, source, known, keep_redundant)
 
 
-def _replace(op: Any, known: ValueShardings) -> None:
+def _before_barriers(value: Any) -> Any:
+    """The value that propagation barriers were put behind."""
+    from jaxlib.mlir import ir
+
+    while not isinstance(value.owner, ir.Block) and value.owner.operation.name == "sdy.propagation_barrier":
+        value = value.owner.operation.operands[0]
+    return value
+
+
+def _replace(op: Any, written: TensorSharding | None, known: ValueShardings, keep_redundant: bool) -> None:
     from jaxlib.mlir import ir
 
     place = ir.InsertionPoint(op)
-    value, (target,) = op.operands[0], known.of_results(op)
+    (target,) = known.of_results(op)
     assert target is not None
-    source = known(value) or TensorSharding(target.mesh, [None] * target.rank)
-    replicated = not any(dim.axes for s in (source, target) for dim in s.dims)
-    if not replicated and [*source.mesh.shape.items()] != [*target.mesh.shape.items()]:
+    source = written or TensorSharding(target.mesh, [None] * target.rank)
+    if target.mesh.is_maximal or source.mesh.is_maximal:
         return
-    value = _summed(op, place, source, target)
     before, after = ([dim.axes for dim in s.dims] for s in (source, target))
+    if [*source.mesh.shape.items()] != [*target.mesh.shape.items()]:
+        if any(after):
+            return
+        target = laid_out(target, after, source.mesh)
     other = source.mesh.order != target.mesh.order
+    if keep_redundant and before == after and source.unreduced == target.unreduced and not (other and any(before)):
+        return
+    op.operands[0] = _before_barriers(op.operands[0])
+    value = _summed(op, place, source, target)
     mesh = source.mesh
     for move in collectives(before, after, op.results[0].type.shape, other):
         if move.kind == "collective_permute":

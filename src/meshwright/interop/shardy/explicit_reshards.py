@@ -28,6 +28,7 @@ from meshwright.sharding.named import TensorSharding
 _ENDS = ("stablehlo.return", "sdy.return")
 _FLOWS = ("stablehlo.while", "stablehlo.case", "stablehlo.optimization_barrier")
 _COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
+_OWN_SHARDING = ("sdy.sharding_constraint", "sdy.reshard")
 _MATMULS = ("stablehlo.dot", "stablehlo.dot_general")
 
 
@@ -224,12 +225,14 @@ class _Inserter:
         shapes, operands = shapes_of(FactorRule.of(rule))
         whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
         sizes = [self._size(value) for value in values]
-        split = SplitOp.of(rule, sizes, [project(shape, s) for shape, s in zip(shapes, whole, strict=True)])
-        chosen = common_axes(split)
+        projections = [project(shape, s) for shape, s in zip(shapes, whole, strict=True)]
+        chosen = common_axes(SplitOp.of(rule, sizes, projections))
         wanted = []
-        for shape, s in zip(shapes, whole, strict=True):
-            dims = unproject(shape, {n: (chosen[n], (), True, False) for n in shape.factors})
-            wanted.append(laid_out(s, [merged(dim.axes) for dim in dims], mesh))
+        for shape, s, known in zip(shapes, whole, projections, strict=True):
+            closed = {n: known[n][2] if n in known else True for n in shape.factors}
+            dims = unproject(shape, {n: (chosen[n], (), closed[n], False) for n in shape.factors})
+            merged_dims = tuple(DimensionSharding(merged(dim.axes), dim.is_open) for dim in dims)
+            wanted.append(TensorSharding.unchecked(mesh, merged_dims, s.replicated, s.unreduced, s.reduction))
         for number in range(operands):
             if not _same_placement(whole[number], wanted[number]):
                 op.operands[number] = resharded(_before(op), op.operands[number], wanted[number])
@@ -242,7 +245,10 @@ class _Inserter:
 
         reduced = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in chosen[n]]
         if any(not _same_placement(one, other) for one, other in zip(before, now, strict=True)):
-            op.attributes[SHARDING] = ir.Attribute.parse(per_value_text(now))
+            if op.name in _OWN_SHARDING:
+                op.attributes["sharding"] = ir.Attribute.parse(str(now[0]))
+            else:
+                op.attributes[SHARDING] = ir.Attribute.parse(per_value_text(now))
         place = ir.InsertionPoint.after(op)
         for result, old, new in zip(list(op.results), before, now, strict=True):
             due = difference(reduced, new.unreduced)

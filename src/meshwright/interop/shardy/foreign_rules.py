@@ -181,3 +181,57 @@ def _sliced(value: Any) -> Any:
 NEIGHBOURS: dict[str, Callable[[Instance, Factors], Factors]] = {
     "stablehlo.concatenate": _concatenate,
 }
+
+
+# A conservative rule passes nothing on along dims that change.
+
+
+def _nothing_where_it_moves(x: Instance, rule: Factors) -> Factors:
+    return rule._replace(blocked=rule.blocked | rule.permuted)
+
+
+def _concatenated_apart(x: Instance, rule: Factors) -> Factors:
+    return _apart(rule, rule.permuted | rule.replicated)
+
+
+def _windows_apart(x: Instance, rule: Factors) -> Factors:
+    from jaxlib.mlir.dialects import stablehlo
+
+    dims = stablehlo.ConvDimensionNumbers(x.attributes["dimension_numbers"])
+    sides = ((rule.operands[1], dims.kernel_spatial_dimensions), (rule.results[0], dims.output_spatial_dimensions))
+    return _apart(rule, frozenset(factor for tensor, places in sides for dim in places for factor in tensor[dim]))
+
+
+def _apart(rule: Factors, gone: frozenset[str]) -> Factors:
+    """The rule without some factors: each dim that has none left has one of size 1 of its own."""
+    kept = {factor: size for factor, size in rule.sizes.items() if factor not in gone}
+    renamed = {factor: name(number) for number, factor in enumerate(kept)}
+    sizes = {renamed[factor]: size for factor, size in kept.items()}
+
+    def dims_of(tensor: Any) -> Any:
+        found = []
+        for dim in tensor:
+            factors = tuple(renamed[factor] for factor in dim if factor in renamed)
+            if not factors:
+                factors = (name(len(sizes)),)
+                sizes[factors[0]] = 1
+            found.append(factors)
+        return tuple(found)
+
+    def names(factors: frozenset[str]) -> frozenset[str]:
+        return frozenset(renamed[factor] for factor in factors if factor in renamed)
+
+    operands = tuple(map(dims_of, rule.operands))
+    results = tuple(map(dims_of, rule.results))
+    kinds = {key: names(getattr(rule, key)) for key in ("replicated", "permuted", "blocked", "reduced", "guarded")}
+    return Factors(operands, results, sizes, combine=rule.combine, fillable=rule.fillable, **kinds)
+
+
+CONSERVATIVE: dict[str, Callable[[Instance, Factors], Factors]] = {
+    "stablehlo.concatenate": _concatenated_apart,
+    "stablehlo.convolution": _windows_apart,
+    "stablehlo.pad": _nothing_where_it_moves,
+    "stablehlo.reduce_window": _nothing_where_it_moves,
+    "stablehlo.select_and_scatter": _nothing_where_it_moves,
+    "stablehlo.slice": _nothing_where_it_moves,
+}

@@ -56,21 +56,22 @@ class Shardings:
         found = self._read.get(attribute)
         if found is None:
             found = TensorSharding.parse(str(attribute), self._names)
-            if self._declared_meshes and not found.mesh.name:
-                mesh = self._declared(found.mesh)
+            if self._declared_meshes:
+                mesh = self._declared(found.mesh) if not found.mesh.name else self._names[found.mesh.name]
                 parts = found.dims, found.replicated, found.unreduced, found.reduction
                 found = TensorSharding.unchecked(mesh, *parts)
             self._read[attribute] = found
         return found  # type: ignore[no-any-return]
 
     def _declared(self, mesh: Any) -> Mesh:
-        """The mesh of these axes that has a name; a new one is called mesh, mesh_0, mesh_1, …"""
+        """The mesh of these axes that has a name; a new one is called after its kind, with a number if need be."""
         for known in self._names.values():
             if str(known) == str(mesh):
                 return known
-        name, number = "mesh", 0
+        kind = "empty_mesh" if mesh.empty else f"maximal_mesh_{mesh.order[0]}" if mesh.is_maximal else "mesh"
+        name, number = kind, 0
         while name in self._names:
-            name, number = f"mesh_{number}", number + 1
+            name, number = f"{kind}_{number}", number + 1
         self._names[name] = mesh.with_(name=name)
         self.added.append(name)
         return self._names[name]

@@ -13,6 +13,7 @@ from meshwright.interop.stablehlo.instance import Instance
 
 SHARDING = "sdy.sharding"
 RULE = "sdy.sharding_rule"
+ORIGINAL_NAME = "sdy.original_func_name"
 
 
 def walk(op: Any) -> Iterator[Any]:
@@ -27,8 +28,8 @@ def walk(op: Any) -> Iterator[Any]:
 class Rules:
     """Factor rules of instances. Instances of equal name, types and attributes have one rule, which is made once."""
 
-    def __init__(self, types: Types) -> None:
-        self.types = types
+    def __init__(self, types: Types, conservative: bool = False) -> None:
+        self.types, self.conservative = types, conservative
         self._made: dict[Any, Factors | None] = {}
         self.unknown: list[str] = []
 
@@ -66,7 +67,7 @@ class Rules:
             rule: Factors | None = read_rule(str(written))[0]
         else:
             instance = self.instance(op, attributes)
-            rule = None if instance is None else factor_rule(instance)
+            rule = None if instance is None else factor_rule(instance, self.conservative)
         if key is not None:
             self._made[key] = rule
         return rule

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.interop.shardy.module_shardings import Shardings, filled_text, per_value_text
-from meshwright.interop.shardy.module_walk import SHARDING, walk
+from meshwright.interop.shardy.module_walk import ORIGINAL_NAME, RULE, SHARDING, walk
+from meshwright.interop.shardy.problem_reader import captured
+from meshwright.interop.shardy.sharding_rules import identity_factors, rule_text
 from meshwright.interop.stablehlo.context import context, string
 from meshwright.propagate.problem import Kind, Problem, ProblemBlock, ProblemFunction, ProblemNode
 from meshwright.sharding.axes import quoted
@@ -70,14 +72,14 @@ class ModuleWriter:
                 self._sign(function)
             for op in before:
                 self._declaration(op, place)
+            for name in self._declared_meshes.added if self._declared_meshes is not None else ():
+                text = f"sdy.mesh @{name} = {self._declared_meshes.meshes[name]}"  # type: ignore[union-attr]
+                self._described(ir.Operation.parse(text), place)
             for function in self._problem.functions:
                 self._function(function, place)
             for op in after:
                 self._declaration(op, place)
             if self._declared_meshes is not None:
-                for name in self._declared_meshes.added:
-                    text = f"sdy.mesh @{name} = {self._declared_meshes.meshes[name]}"
-                    self._described(ir.Operation.parse(text), place)
                 self._rename_groups(new, self._declared_meshes)
             return new
 
@@ -112,31 +114,45 @@ class ModuleWriter:
     # Functions
 
     def _original(self, function: ProblemFunction) -> Any:
-        """The function that it is, or is a copy of; a name may have been given to another one since."""
-        return self._originals[function.origin or function.name]
+        """The function that it is, or is a copy of, or the op that it was made of."""
+        return self._originals[function.origin or function.name] if function.ref is None else function.ref
 
     def _sign(self, function: ProblemFunction) -> None:
         from jaxlib.mlir import ir
 
         original = self._original(function)
-        if original is not None:
+        if function.ref is None:
             kind = ir.FunctionType(ir.TypeAttr(original.attributes["function_type"]).value)
             self._signatures[function.name] = list(kind.results)
+        else:
+            self._signatures[function.name] = [value.type for value in original.results]
 
     def _function(self, function: ProblemFunction, place: Any) -> None:
         from jaxlib.mlir import ir
 
         original = self._original(function)
-        attributes = dict(original.attributes.items())
+        if function.calls is not None:
+            original.clone(ip=place)
+            return
+        if function.ref is None:
+            attributes = dict(original.attributes.items())
+            block = original.regions[0].blocks[0]
+            types = [value.type for value in block.arguments]
+        else:
+            types, block = [value.type for value in original.operands], _only_block(original)
+            kind = ir.FunctionType.get(types, self._signatures[function.name])
+            attributes = {"function_type": ir.TypeAttr.get(kind)}
         attributes["sym_name"] = ir.StringAttr.get(function.name)
         if function.private:
             attributes["sym_visibility"] = ir.StringAttr.get("private")
+        attributes.pop(ORIGINAL_NAME, None)
+        if function.original_name:
+            attributes[ORIGINAL_NAME] = ir.StringAttr.get(function.original_name)
         shardings = [self._problem.values[number].sharding for number in function.block.arguments]
         for key, side in (("arg_attrs", shardings), ("res_attrs", function.result_shardings)):
             self._dictionaries(attributes, key, side)
         op = ir.Operation.create("func.func", attributes=attributes, regions=1, loc=original.location, ip=place)
-        types = [value.type for value in original.regions[0].blocks[0].arguments]
-        self._block(op.regions[0], function.block, types, original.regions[0].blocks[0], "func.return")
+        self._block(op.regions[0], function.block, types, block, "func.return")
 
     def _dictionaries(self, attributes: dict[str, Any], key: str, shardings: Sequence[TensorSharding | None]) -> None:
         from jaxlib.mlir import ir
@@ -189,10 +205,22 @@ class ModuleWriter:
             self._share(op, node)
         else:
             op = node.ref.clone(ip=place)
-            for index, value in enumerate(operands):
+            count = len(op.operands)
+            for index, value in enumerate(operands[:count]):
                 op.operands[index] = value
+            if len(operands) > count:
+                self._recapture(op, dict(zip(captured(node.ref), operands[count:], strict=True)))
+            if node.kind is Kind.GROUP:
+                op.attributes["group_id"] = self._attribute(f"{node.group} : i64")
             self._share(op, node)
         self._values.update(zip(node.results, op.results, strict=True))
+
+    def _recapture(self, op: Any, values: dict[Any, Any]) -> None:
+        """Let ops inside an op use other values from outside."""
+        for inner in walk(op):
+            for index, value in enumerate(inner.operands):
+                if value in values:
+                    inner.operands[index] = values[value]
 
     def _renamed(self, node: ProblemNode, place: Any) -> Any:
         from jaxlib.mlir import ir
@@ -206,8 +234,9 @@ class ModuleWriter:
             op = ir.Operation.parse(f'"{self._constants}"() <{{value = {found[1]} : {made}}}> : () -> {made}')
             place.insert(op)
             return op
+        attributes = {"value": value, **_discardable(node.ref)}
         return ir.Operation.create(
-            self._constants, results=[made], attributes={"value": value}, loc=node.ref.location, ip=place
+            self._constants, results=[made], attributes=attributes, loc=node.ref.location, ip=place
         )
 
     def _shardings(self, node: ProblemNode) -> list[TensorSharding | None]:
@@ -233,11 +262,14 @@ class ModuleWriter:
         from jaxlib.mlir import ir
 
         (sharding,) = self._shardings(node)
-        attributes = {}
+        attributes = _discardable(node.ref)
         if sharding is not None and node.kind is Kind.FUNC_EDGE:
             attributes[SHARDING] = self._attribute(per_value_text([sharding]))
         elif sharding is not None:
             attributes["sharding"] = self._attribute(str(sharding))
+        if node.shows_rule and RULE not in attributes:
+            shape = self._problem.values[node.results[0]].shape or ()
+            attributes[RULE] = self._attribute(rule_text(identity_factors(shape)))
         location = node.ref.location if node.ref is not None else _location(operands[0])
         return ir.Operation.create(
             _NAMES[node.kind],
@@ -256,12 +288,16 @@ class ModuleWriter:
         computation = node.kind in (Kind.MANUAL, Kind.NAMED)
         name = {Kind.CALL: "func.call", Kind.NAMED: "sdy.named_computation"}.get(node.kind, node.name)
         same = ref is not None and ref.name == name
-        attributes = dict(ref.attributes.items()) if same else {}
+        attributes = dict(ref.attributes.items()) if same else _discardable(ref)
         attributes.pop(SHARDING, None)
         if node.kind is Kind.CALL:
             attributes["callee"] = ir.FlatSymbolRefAttr.get(node.callee)
         if node.kind is Kind.NAMED:
             attributes["name"] = ir.StringAttr.get(node.callee)
+        if node.kind is Kind.MANUAL:
+            attributes["manual_axes"] = self._attribute(
+                f"#sdy<manual_axes{{{', '.join(map(quoted, node.manual_axes))}}}>"
+            )
         if computation:
             for side, found in (("in_shardings", node.in_shardings), ("out_shardings", node.out_shardings)):
                 if found is not None:
@@ -290,6 +326,23 @@ class ModuleWriter:
 
 def _location(value: Any) -> Any:
     return value.location
+
+
+def _only_block(op: Any) -> Any:
+    return op.regions[0].blocks[0] if len(op.regions) else None
+
+
+_INHERENT = frozenset({
+    "callee", "name", "in_shardings", "out_shardings", "manual_axes", "sharding", "value", "arg_attrs", "res_attrs",
+    "no_inline", SHARDING,
+})  # fmt: skip
+
+
+def _discardable(op: Any) -> dict[str, Any]:
+    """The attributes of an op that it keeps when it becomes another one: those that are not its own."""
+    if op is None:
+        return {}
+    return {name: value for name, value in op.attributes.items() if name not in _INHERENT}
 
 
 def write_module(

@@ -1,27 +1,28 @@
-"""Passes on modules, by the names that ``sdy_opt`` has for them."""
+"""Passes on modules, by the names and with the options that ``sdy_opt`` has for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.communication import reshards_to_collectives
 from meshwright.interop.shardy.explicit_reshards import insert_reshards
+from meshwright.interop.shardy.mesh_passes import drop_shardings_and_meshes, inline_meshes
 from meshwright.interop.shardy.module_walk import RULE, Rules, walk
 from meshwright.interop.shardy.module_writer import write_module
-from meshwright.interop.shardy.problem_reader import ModuleReader, place_of
+from meshwright.interop.shardy.pass_options import PassCall, parse_pass
+from meshwright.interop.shardy.problem_reader import ModuleReader
 from meshwright.interop.shardy.sharding_rules import read_rule, rule_text
-from meshwright.interop.stablehlo.context import Types, context
-from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, run
+from meshwright.interop.stablehlo.context import Types, context, verify_module
+from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, Options, run
 
 
-def populate_rules(module: Any) -> None:
+def populate_rules(module: Any, conservative: bool = False) -> None:
     """Write its rule on every op that has one and carries none."""
     from jaxlib.mlir import ir
 
-    rules = Rules(Types())
+    rules = Rules(Types(), conservative)
     with context():
         for op in walk(module.operation):
             if RULE in op.attributes:
@@ -31,15 +32,61 @@ def populate_rules(module: Any) -> None:
                 op.attributes[RULE] = ir.Attribute.parse(rule_text(rule))
 
 
-# Passes that change the module itself; the others propagate.
-IN_PLACE: dict[str, Callable[[Any], None]] = {
-    "sdy-populate-op-sharding-rules": populate_rules,
-    "sdy-insert-explicit-reshards": insert_reshards,
-    "sdy-insert-explicit-reshards=enable-full-version=true": partial(insert_reshards, full=True),
-    "sdy-reshard-to-collectives": reshards_to_collectives,
+def drop_rules(module: Any) -> None:
+    """Take rules off ops, but for those that a user made."""
+    with context():
+        for op in walk(module.operation):
+            if RULE in op.attributes and not read_rule(str(op.attributes[RULE]))[1]:
+                del op.attributes[RULE]
+
+
+def _by_mlir(pipeline: str) -> Callable[[Any, PassCall], None]:
+    """A pass of MLIR's own, as jaxlib has it."""
+
+    def apply(module: Any, call: PassCall) -> None:
+        from jaxlib.mlir.passmanager import PassManager
+
+        with context():
+            PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+
+    return apply
+
+
+def _insert_reshards(module: Any, call: PassCall) -> None:
+    insert_reshards(module, full=call.flag("enable-full-version"))
+
+
+_KEEP, _CONSERVATIVE, _REDUNDANT = "keep-sharding-rules", "conservative-propagation", "keep-redundant-reshards"
+# Passes that change the module itself; the others go through a propagation problem.
+IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
+    "sdy-populate-op-sharding-rules": lambda module, call: populate_rules(module, call.flag(_CONSERVATIVE)),
+    "sdy-drop-sharding-rules": lambda module, call: drop_rules(module),
+    "sdy-insert-explicit-reshards": _insert_reshards,
+    "sdy-reshard-to-collectives": lambda module, call: reshards_to_collectives(module, call.flag(_REDUNDANT)),
+    "sdy-inline-meshes": lambda module, call: inline_meshes(module),
+    "sdy-drop-sharding-and-mesh": lambda module, call: drop_shardings_and_meshes(module),
+    "canonicalize": _by_mlir("canonicalize"),
+    "cse": _by_mlir("cse"),
+    "inline": _by_mlir("inline"),
+    "symbol-dce": _by_mlir("symbol-dce"),
 }
-_EXPORT_NAMED = "sdy-export-named-computations"
+_STRATEGY = (_KEEP, _CONSERVATIVE)
+# The options of each pass, which are flags unless their values are listed.
+OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "sdy-basic-propagate": dict.fromkeys(_STRATEGY, ("true", "false")),
+    **{
+        name: {
+            **dict.fromkeys(_STRATEGY, ("true", "false")),
+            "propagation-strategy": ("aggressive", "basic"),
+        }
+        for name in ("sdy-aggressive-propagate", "sdy-op-priority-propagate", "sdy-user-priority-propagate")
+    },
+    "sdy-populate-op-sharding-rules": {_CONSERVATIVE: ("true", "false")},
+    "sdy-insert-explicit-reshards": {"enable-full-version": ("true", "false")},
+    "sdy-reshard-to-collectives": {_REDUNDANT: ("true", "false")},
+}
 _SPLITTER = "sdy-constant-or-scalar-splitter"
+_LIFT = "sdy-lift-inlined-meshes"
 _LAST_OF_EXPORT = "sdy-close-shardings"
 
 
@@ -57,63 +104,79 @@ def pass_names() -> tuple[str, ...]:
     return (*first, *sorted({*PASSES, *PIPELINES}.difference(first)))
 
 
+def checked_pass(text: str) -> PassCall:
+    """A pass that there is, with options that it has."""
+    call = parse_pass(text)
+    known = pass_names()
+    if call.name not in known:
+        raise MeshwrightError(f"There is no pass {call.name!r}.", why=f"the passes are {', '.join(known)}")
+    options = OPTIONS.get(call.name, {})
+    for option, value in call.options.items():
+        if option not in options:
+            raise MeshwrightError(
+                f"The pass {call.name} has no option {option!r}.",
+                why=f"its options are {', '.join(options)}" if options else "it has none",
+                fix=f"-{call.name}",
+            )
+        if (value or "true") not in options[option]:
+            raise MeshwrightError(
+                f"The option {option} of {call.name} cannot be {value!r}.",
+                why=f"it is one of {', '.join(options[option])}",
+                fix=f"-{call.name}={option}={options[option][0]}",
+            )
+    return call
+
+
 def apply_passes(module: Any, passes: Sequence[str], names: bool = False) -> Passed:
-    """Run passes and pipelines on a module, in order; some change the module that they are given.
+    """Run passes and pipelines on a module, in order, and verify what came out; some change the module they are given.
 
     Passes between two of those run as one.
     """
-    known = pass_names()
-    for name in passes:
-        if name not in known:
-            raise MeshwrightError(f"There is no pass {name!r}.", why=f"the passes are {', '.join(known)}")
+    waiting = [checked_pass(text) for text in passes]
     warnings: list[str] = []
     answer = None
-    waiting = list(passes)
     while waiting:
-        if waiting[0] in IN_PLACE:
-            IN_PLACE[waiting.pop(0)](module)
+        if waiting[0].name in IN_PLACE:
+            call = waiting.pop(0)
+            IN_PLACE[call.name](module, call)
             continue
-        stop = next((n for n, name in enumerate(waiting) if name in IN_PLACE), len(waiting))
+        stop = next((n for n, call in enumerate(waiting) if call.name in IN_PLACE), len(waiting))
+        stop = next((n + 1 for n, call in enumerate(waiting[:stop]) if call.options), stop)
         module, answer = _propagated(module, waiting[:stop], warnings, names)
         del waiting[:stop]
+    verify_module(module, f"after {', '.join(passes)}")
     return Passed(module, warnings, answer)
 
 
-def _propagated(module: Any, passes: Sequence[str], warnings: list[str], names: bool) -> tuple[Any, Answer]:
+def _propagated(module: Any, calls: Sequence[PassCall], warnings: list[str], names: bool) -> tuple[Any, Answer]:
+    passes = [call.name for call in calls]
     single = [one for name in passes for one in PIPELINES.get(name, (name,))]
-    inside = walk(module.operation) if _EXPORT_NAMED in single else ()
-    named = next((op for op in inside if op.name == "sdy.named_computation"), None)
-    if named is not None:
-        raise MeshwrightError(
-            f"The named computation at {place_of(named)} cannot go through {_EXPORT_NAMED}.",
-            why="the pass turns into functions what the pipeline made of calls, and this one was there before",
-            fix="write it as a func.func and a func.call, or use -sdy-user-priority-propagate",
-        )
-    declared_meshes = any(name in PIPELINES and _SPLITTER in PIPELINES[name] for name in passes)
-    reader = ModuleReader(module, names, declared_meshes)
+    keeps_rules = any(call.flag(_KEEP) for call in calls)
+    if keeps_rules:
+        populate_rules(module, any(call.flag(_CONSERVATIVE) for call in calls))
+    options = [_options(call) for call in calls]
+    conservative = any(one.conservative for one in options)
+    reader = ModuleReader(module, names, _LIFT in single, conservative)
     try:
-        answer = run(reader.read(), passes)
+        answer = run(reader.read(), passes, options=options)
     except MeshwrightError:
         if not names:  # say where
-            run(ModuleReader(module, True, declared_meshes).read(), passes)
+            run(ModuleReader(module, True, _LIFT in single, conservative).read(), passes, options=options)
         raise
     warnings += [text for text in (*reader.warnings, *answer.told) if text not in warnings]
     constants = "sdy.constant" if _SPLITTER in single else "stablehlo.constant"
-    new = write_module(module, answer.problem, constants, reader.shardings if declared_meshes else None)
+    new = write_module(module, answer.problem, constants, reader.shardings if _LIFT in single else None)
     if any(name in PIPELINES and _LAST_OF_EXPORT in PIPELINES[name] for name in passes):
         insert_reshards(new, rules_before=True)
         _clean(new)
-    if any(name in STRATEGIES for name in single):
-        _drop_rules(new)
+    if any(name in STRATEGIES for name in single) and not keeps_rules:
+        drop_rules(new)
     return new, answer
 
 
-def _drop_rules(module: Any) -> None:
-    """Take off the rules that propagation used; those that a user made stay."""
-    with context():
-        for op in walk(module.operation):
-            if RULE in op.attributes and not read_rule(str(op.attributes[RULE]))[1]:
-                del op.attributes[RULE]
+def _options(call: PassCall) -> Options:
+    strategy = call.options.get("propagation-strategy", "aggressive")
+    return Options(conservative=call.flag(_CONSERVATIVE), strategy=strategy)
 
 
 def _clean(module: Any) -> None:

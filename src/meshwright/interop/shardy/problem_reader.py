@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.core.factors import Factors
-from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.module_shardings import Shardings, meshes_of
-from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules, walk
+from meshwright.interop.shardy.module_walk import ORIGINAL_NAME, RULE, SHARDING, Rules, walk
 from meshwright.interop.shardy.sharding_rules import WITHOUT
 from meshwright.interop.stablehlo.context import Types, boolean, context, integer, keyword, string
 from meshwright.interop.stablehlo.ops import SAME
@@ -63,10 +62,12 @@ _KNOWN_DIALECTS = ("stablehlo.", "sdy.", "chlo.")
 class ModuleReader:
     """Reads the functions of a module into a problem. ``warnings`` tells what passed through unread."""
 
-    def __init__(self, module: Any, names: bool = False, declared_meshes: bool = False) -> None:
+    def __init__(
+        self, module: Any, names: bool = False, declared_meshes: bool = False, conservative: bool = False
+    ) -> None:
         self.module = module
         self.types = Types()
-        self.rules = Rules(self.types)
+        self.rules = Rules(self.types, conservative)
         self.shardings = Shardings(meshes_of(module), declared_meshes)
         self.warnings: list[str] = []
         self._names = names
@@ -74,18 +75,14 @@ class ModuleReader:
         self._numbers: dict[Any, int] = {}
         self._made: dict[int, tuple[Factors, FactorRule]] = {}
         self._identity: dict[Any, FactorRule] = {}
-        self._defined: set[str] = set()
+        self._defined: dict[str, bool] = {}  # the functions, and whether they are read
 
     def read(self) -> Problem:
         """The whole module."""
         with context():
-            functions = [
-                op.operation
-                for op in self.module.body.operations
-                if op.operation.name == "func.func" and len(op.operation.regions[0].blocks)
-            ]
-            self._defined = {string(op.attributes["sym_name"]) for op in functions}
-            found = tuple(map(self._function, functions))
+            functions = [op.operation for op in self.module.body.operations if op.operation.name == "func.func"]
+            self._defined = {string(op.attributes["sym_name"]): _is_read(op) for op in functions}
+            found = tuple(self._function(op) if _is_read(op) else self._unread(op) for op in functions)
         return Problem(tuple(self._values), found, tuple(self.shardings.meshes.values()))
 
     def _function(self, op: Any) -> ProblemFunction:
@@ -98,13 +95,26 @@ class ModuleReader:
             for value, sharding in zip(arguments, self.shardings.of_dictionaries(given, len(arguments)), strict=True)
         ]
         body = self._block(op, op.regions[0], numbers)
-        visibility = attributes.get("sym_visibility")
+        original = attributes.get(ORIGINAL_NAME)
         return ProblemFunction(
             string(attributes["sym_name"]),
             body,
             tuple(self.shardings.of_dictionaries(attributes.get("res_attrs"), len(body.returns))),
-            private=visibility is not None and string(visibility) == "private",
+            private=_is_private(op),
+            original_name="" if original is None else string(original),
         )
+
+    def _unread(self, function: Any) -> ProblemFunction:
+        """A function that stays as it is."""
+        name = string(function.attributes["sym_name"])
+        if len(function.regions[0].blocks):
+            self.warnings.append(f"@{name} has several blocks: it stays as it is")
+        calls = tuple(
+            str(op.attributes["callee"]).removeprefix("@").strip('"')
+            for op in walk(function)
+            if "callee" in op.attributes
+        )
+        return ProblemFunction(name, ProblemBlock((), (), ()), (), private=_is_private(function), calls=calls)
 
     def _number(self, value: Any, sharding: Any = None) -> int:
         number = self._numbers[value] = len(self._values)
@@ -114,14 +124,10 @@ class ModuleReader:
         return number
 
     def _block(self, op: Any, region: Any, arguments: list[int] | None = None) -> ProblemBlock:
-        if len(region.blocks) > 1:
-            raise _not_understood(op, f"has {len(region.blocks)} blocks")
         block = region.blocks[0]
         if arguments is None:
             arguments = [self._number(value) for value in block.arguments]
         *ops, end = [inner.operation for inner in block.operations]
-        if end.name not in _ENDS:
-            raise _not_understood(op, f"ends in {end.name}")
         nodes = tuple(self._node(inner) for inner in ops)
         return ProblemBlock(tuple(arguments), nodes, tuple(self._numbers[value] for value in end.operands))
 
@@ -130,7 +136,10 @@ class ModuleReader:
         kind = _KINDS.get(name, Kind.OP)
         operands = tuple(self._numbers[value] for value in op.operands)
         regions: tuple[ProblemBlock, ...] = ()
-        if len(op.regions) and (kind is not Kind.OP or self._matters(op)):
+        if len(op.regions) and not all(map(_is_understood, op.regions)):
+            operands += tuple(self._numbers[value] for value in captured(op))
+            kind = Kind.OP
+        elif len(op.regions) and (kind is not Kind.OP or self._matters(op)):
             regions = tuple(self._block(op, region) for region in op.regions if len(region.blocks))
         attributes = op.attributes
         results = list(op.results)
@@ -217,8 +226,8 @@ class ModuleReader:
             changes["direction"] = _DIRECTIONS.get(_direction(attributes["allowed_direction"]), Direction.BOTH)
         elif kind is Kind.CALL:
             callee = str(attributes["callee"]).removeprefix("@").strip('"')
-            if callee not in self._defined:
-                return node._replace(kind=Kind.OP, pure=False)
+            if not self._defined.get(callee):
+                return node._replace(kind=Kind.OP, pure=False, callee=callee if callee in self._defined else "")
             changes["callee"] = callee
         elif kind in (Kind.MANUAL, Kind.NAMED):
             for side in ("in_shardings", "out_shardings"):
@@ -246,13 +255,38 @@ class ModuleReader:
             self.warnings.append(text)
 
 
-def _not_understood(op: Any, why: str) -> MeshwrightError:
-    return MeshwrightError(
-        f"{op.name} cannot be propagated through.",
-        where=place_of(op),
-        why=f"a region of it {why}: regions of one block that end in stablehlo.return or sdy.return are understood",
-        fix="stablehlo.case, stablehlo.if or stablehlo.while in its place",
-    )
+def _is_read(function: Any) -> bool:
+    """Whether the body of a function is looked into: it has one, of one block."""
+    return len(function.regions[0].blocks) == 1
+
+
+def _is_understood(region: Any) -> bool:
+    """Whether a region has one block that ends as those of StableHLO and sdy do, or none."""
+    if len(region.blocks) != 1:
+        return not len(region.blocks)
+    operations = region.blocks[0].operations
+    return len(operations) > 0 and operations[len(operations) - 1].operation.name in _ENDS
+
+
+def _is_private(function: Any) -> bool:
+    visibility = function.attributes.get("sym_visibility")
+    return visibility is not None and string(visibility) == "private"
+
+
+def captured(op: Any) -> list[Any]:
+    """The values from outside that ops inside an op use, each once."""
+    inside: set[Any] = set()
+    found: dict[Any, None] = {}
+    for region in op.regions:
+        for block in region.blocks:
+            inside.update(block.arguments)
+    for inner in walk(op):
+        found.update((value, None) for value in inner.operands if value not in inside)
+        inside.update(inner.results)
+        for region in inner.regions:
+            for block in region.blocks:
+                inside.update(block.arguments)
+    return list(found)
 
 
 def place_of(thing: Any) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from meshwright.core.factors import Dims, Factors
+from meshwright.core.factors import Dims, Factors, names
 from meshwright.errors import TextError
-from meshwright.interop.shardy.foreign_rules import FOREIGN, NEIGHBOURS
+from meshwright.interop.shardy.foreign_rules import CONSERVATIVE, FOREIGN, NEIGHBOURS
 from meshwright.interop.stablehlo.instance import Instance, matched_factors
 from meshwright.interop.stablehlo.ops import counterpart
 
@@ -21,8 +21,8 @@ WITHOUT = frozenset({
 })  # fmt: skip
 
 
-def factor_rule(instance: Instance) -> Factors | None:
-    """The factor rule of an instance, None if it has none."""
+def factor_rule(instance: Instance, conservative: bool = False) -> Factors | None:
+    """The factor rule of an instance, None if it has none; a ``conservative`` one keeps away from dims that change."""
     if instance.name in WITHOUT or instance.name.startswith("chlo.") or not instance.results:
         return None
     foreign = FOREIGN.get(instance.name)
@@ -33,7 +33,21 @@ def factor_rule(instance: Instance) -> Factors | None:
         return None
     rule = matched_factors(instance, match)
     neighbours = NEIGHBOURS.get(instance.name)
-    return neighbours(instance, rule) if rule is not None and neighbours is not None else rule
+    if rule is not None and neighbours is not None:
+        rule = neighbours(instance, rule)
+    careful = CONSERVATIVE.get(instance.name) if conservative else None
+    return careful(instance, rule) if rule is not None and careful is not None else rule
+
+
+def identity_factors(shape: Sequence[int]) -> Factors:
+    """The rule of an op that keeps every dim.
+
+    >>> rule_text(identity_factors((2, 3)))
+    '#sdy.op_sharding_rule<([i, j])->([i, j]) {i=2, j=3}>'
+    """
+    letters = names(len(shape))
+    dims = tuple((letter,) for letter in letters)
+    return Factors((dims,), (dims,), dict(zip(letters, shape, strict=True)))
 
 
 _LISTS = (
@@ -59,8 +73,8 @@ def rule_text(rule: Factors, custom: bool = False) -> str:
     if rule.sizes:
         text += " {" + ", ".join(f"{factor}={size}" for factor, size in rule.sizes.items()) + "}"
     for label, field in _LISTS:
-        names = sorted(getattr(rule, field), key=order.__getitem__)
-        text += f" {label}={{{', '.join(names)}}}" if names else ""
+        listed = sorted(getattr(rule, field), key=order.__getitem__)
+        text += f" {label}={{{', '.join(listed)}}}" if listed else ""
     return f"#sdy.op_sharding_rule<{text}{', custom' if custom else ''}>"
 
 

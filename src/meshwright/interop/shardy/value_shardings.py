@@ -25,7 +25,10 @@ class ValueShardings:
 
         if isinstance(value.owner, ir.Block):
             return self._argument(ir.BlockArgument(value))
-        return self.of_results(value.owner.operation)[ir.OpResult(value).result_number]
+        op = value.owner.operation
+        if op.name == "sdy.propagation_barrier" and SHARDING not in op.attributes:
+            return self(op.operands[0])
+        return self.of_results(op)[ir.OpResult(value).result_number]
 
     def of_results(self, op: Any) -> tuple[TensorSharding | None, ...]:
         """The shardings of the results of an op."""

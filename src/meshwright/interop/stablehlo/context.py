@@ -51,6 +51,20 @@ def parse_module(text: str, file: str = "") -> ir.Module:
             raise _parse_error(error, text, file) from None
 
 
+def verify_module(module: Any, when: str) -> None:
+    """Refuse a module that breaks a rule of its dialects: what a pass printed could not be read again."""
+    from jaxlib.mlir import ir
+
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        first = error.error_diagnostics[0] if error.error_diagnostics else None
+        message = first.message if first else str(error)
+        raise MeshwrightError(
+            f"The module is not valid {when}: {message}", where=str(first.location) if first else ""
+        ) from None
+
+
 def _parse_error(error: Any, text: str, file: str) -> TextError:
     first = error.error_diagnostics[0] if error.error_diagnostics else None
     message = first.message if first else str(error)
