@@ -337,7 +337,9 @@ def _whole(mesh: Any, rank: int) -> TensorSharding:
 
 
 def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:
-    return TensorSharding.unchecked(sharding.mesh, sharding.dims, (), unreduced, sharding.reduction)
+    return TensorSharding.unchecked(
+        sharding.mesh, sharding.dims, sharding.replicated, unreduced, sharding.reduction
+    )
 
 
 def _same_placement(one: TensorSharding, other: TensorSharding) -> bool:
