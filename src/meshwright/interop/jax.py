@@ -8,39 +8,41 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays.tracing import make_program
 from meshwright.compile.compiled import Compiled
 from meshwright.core import tree
-from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array
 from meshwright.engine.device_arrays import needed
 from meshwright.engine.xla import on_devices, runner
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.interop.jax_jit import jit
-from meshwright.interop.mlir import load
+from meshwright.interop.jaxpr.function import reading
 
 __all__ = ["from_jax", "jit", "to_jax"]
 
 
-def from_jax(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Program:
-    """The program of a JAX function for arguments like these: arrays of either side, or ``ShapeDtypeStruct``s.
+def from_jax(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A function of JAX as a function of Meshwright, which can be called, jitted, differentiated and laid out.
 
-    Its inputs are the leaves of the arguments, its outputs those of the results. Shardings become constraints.
+    It takes and returns the containers of ``f``. JAX traces it for the shapes it meets; each equation keeps the line of
+    the user's that it came from. With arguments (arrays of either side, or ``ShapeDtypeStruct``s), the program of the
+    function for these: its inputs are the leaves of the arguments, its outputs those of the results.
 
-    >>> import jax.numpy as jnp, meshwright.numpy as mnp
+    >>> import jax.numpy as jnp, meshwright as mw, meshwright.numpy as mnp
+    >>> f = from_jax(lambda x: (jnp.sin(x) * 2).sum())
+    >>> mw.grad(f)(mnp.zeros(3))
+    Array([2., 2., 2.], dtype=float32)
     >>> print(from_jax(lambda x: jnp.sin(x) * 2, mnp.ones(3)).to_text(sources=False))
     program(a: f32[3]) {
       b: f32[3] = sin a
-      c: f32[3] = broadcast_in_dim 2.0:f32 dims=() shape=(3,)
-      d: f32[3] = mul b c
-      return d
+      c: f32[3] = mul b 2.0
+      return c
     }
     """
     needed()
-    import jax
-
-    args, kwargs = tree.map(lambda x: np.asarray(x) if isinstance(x, Array) else x, (args, kwargs))
-    return load(jax.jit(f, keep_unused=True).lower(*args, **kwargs).as_text())
+    function = reading(f)
+    return make_program(function)(*args, **kwargs) if args or kwargs else function
 
 
 def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable[..., Any]:

@@ -1,0 +1,1 @@
+"""JAX's own programs (jaxprs) as functions of Meshwright."""

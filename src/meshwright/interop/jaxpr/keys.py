@@ -1,0 +1,89 @@
+"""Random keys in JAX's programs: here a key is its two words, the last dim of an array of ``uint32``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright import lax, random
+from meshwright.core.source import here
+from meshwright.core.trace import Value
+from meshwright.errors import MeshwrightError
+
+
+def is_key(aval: Any) -> bool:
+    """Whether a value of JAX is an array of keys rather than of numbers."""
+    import jax
+
+    dtypes: Any = jax.dtypes
+    return hasattr(aval, "dtype") and dtypes.issubdtype(aval.dtype, dtypes.prng_key)
+
+
+def check_kind(aval: Any) -> None:
+    """Refuse keys whose numbers other generators make."""
+    if str(aval.dtype) != "key<fry>":
+        raise MeshwrightError(
+            f"Random numbers of {aval.dtype} are not those of this package.",
+            where=here(),
+            why="its keys are those of threefry2x32, whose numbers are the same on every mesh",
+            fix="jax.random.key(seed, impl='threefry2x32')",
+        )
+
+
+def of_words(function: Callable[[list[Value]], Sequence[Value]], xs: Sequence[Value], keys: Sequence[bool]) -> list[Value]:
+    """What an equation that only moves elements does to keys: the same to each of their two words."""
+    halves = []
+    for word in (0, 1):
+        given = [lax.index_in_dim(x, word, x.ndim - 1, keepdims=False) if key else x
+                 for x, key in zip(xs, keys, strict=True)]  # fmt: skip
+        halves.append(function(given))
+    return [lax.concatenate([lax.expand_dims(half, (half.ndim,)) for half in pair], pair[0].ndim)
+            for pair in zip(*halves, strict=True)]  # fmt: skip
+
+
+def each_key(function: Callable[..., Value], key: Value, *others: Value) -> Value:
+    """A function of one key, and of one element of each of the others, on arrays of them."""
+    from meshwright.api.vmap import vmap
+
+    for _ in range(key.ndim - 1):
+        function = vmap(function)
+    return function(key, *others)
+
+
+def _seed(seeds: Value, impl: Any) -> Value:
+    return random.key(seeds) if not seeds.ndim else each_key_of(random.key, seeds)
+
+
+def each_key_of(function: Callable[..., Value], x: Value) -> Value:
+    """A function of one element on every element of an array."""
+    from meshwright.api.vmap import vmap
+
+    for _ in range(x.ndim):
+        function = vmap(function)
+    return function(x)
+
+
+def _bits(key: Value, bit_width: int, shape: Any) -> Value:
+    made = lambda one: random.bits(one, tuple(map(int, shape)), np.dtype(f"uint{bit_width}"))
+    return each_key(made, key)
+
+
+def _split(key: Value, shape: Any) -> Value:
+    return each_key(lambda one: random.split(one, tuple(map(int, shape))), key)
+
+
+def _fold_in(key: Value, data: Value) -> Value:
+    return each_key(random.fold_in, key, data)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "random_wrap": lambda words, impl: words,
+    "random_unwrap": lambda key: key,
+    "random_clone": lambda key: key,
+    "random_seed": _seed,
+    "random_bits": _bits,
+    "random_split": _split,
+    "random_fold_in": _fold_in,
+}

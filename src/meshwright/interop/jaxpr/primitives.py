@@ -1,0 +1,293 @@
+"""JAX's first-order primitives as ops: a line each, by the names that ``jax.lax`` gives them.
+
+What is not here is read from the StableHLO that JAX writes for it (``stablehlo_of``), which has less of what was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshwright import lax
+from meshwright.core.op import REGISTRY
+from meshwright.core.trace import Array, Value
+from meshwright.core.types import TensorType
+
+Rule = Callable[..., Any]
+
+
+def constant(x: Any, dtype: Any = None) -> Array:
+    """Numbers that JAX has in a program, as an array."""
+    data = np.asarray(x, dtype)
+    return Array(data, TensorType(data.shape, data.dtype))
+
+
+def together(*xs: Value) -> list[Value]:
+    """Operands in one shape: dims of size 1 are stretched, as ``jax.lax`` does; numbers stay numbers."""
+    shapes = {x.shape for x in xs if x.ndim}
+    if len(shapes) < 2:
+        return list(xs)
+    shape = np.broadcast_shapes(*shapes)
+    return [x if not x.ndim or x.shape == shape else _stretched(x, shape) for x in xs]
+
+
+def _stretched(x: Value, shape: tuple[int, ...]) -> Value:
+    kept = tuple(d for d, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n == m)
+    bare = REGISTRY["reshape"](x, shape=tuple(shape[d] for d in kept))
+    return REGISTRY["broadcast_in_dim"](bare, shape=shape, dims=kept)  # type: ignore[no-any-return]
+
+
+def _op(name: str) -> Rule:
+    """Our op of this name, elementwise and without params that matter; ``accuracy`` is XLA's own concern."""
+    return lambda *xs, **params: REGISTRY[name](*together(*xs))
+
+
+_SAME = (
+    "abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clz complex conj cos cosh digamma div eq erf erf_inv "
+    "erfc exp exp2 expm1 floor ge gt imag is_finite le lgamma log log1p logistic lt mul ne neg nextafter not or "
+    "population_count pow real rem rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt "
+    "square stop_gradient sub tan tanh xor"
+).split()
+
+
+def _convert(x: Value, new_dtype: Any, **_: Any) -> Any:
+    return REGISTRY["convert"](x, dtype=np.dtype(new_dtype), weak=False)
+
+
+def _select_n(which: Value, *cases: Value) -> Any:
+    return lax.select_n(which, *cases)
+
+
+def _clamp(low: Value, x: Value, high: Value) -> Any:
+    return lax.clamp(low, x, high)
+
+
+def _integer_pow(x: Value, y: int) -> Any:
+    return lax.integer_pow(x, y)
+
+
+def _pow(x: Value, y: Value) -> Any:
+    """A power; of an integer exponent, as JAX has it, by ``lax.pow``."""
+    return REGISTRY["pow"](*together(x, y)) if x.dtype == y.dtype else lax.pow(x, y)
+
+
+def _broadcast_in_dim(x: Value, *dynamic: Any, shape: Any, broadcast_dimensions: Any, **_: Any) -> Any:
+    shape, dims = tuple(map(int, shape)), tuple(map(int, broadcast_dimensions))
+    return x if x.shape == shape and dims == tuple(range(x.ndim)) else lax.broadcast_in_dim(x, shape, dims)
+
+
+def _reshape(x: Value, *dynamic: Any, new_sizes: Any, dimensions: Any = None, **_: Any) -> Any:
+    if dimensions is not None:
+        x = lax.transpose(x, dimensions)
+    return REGISTRY["reshape"](x, shape=tuple(map(int, new_sizes)))
+
+
+def _squeeze(x: Value, dimensions: Any) -> Any:
+    return lax.squeeze(x, tuple(map(int, dimensions)))
+
+
+def _expand_dims(x: Value, dimensions: Any) -> Any:
+    return lax.expand_dims(x, tuple(map(int, dimensions)))
+
+
+def _concatenate(*xs: Value, dimension: int) -> Any:
+    return lax.concatenate(list(xs), dimension)
+
+
+def _slice(x: Value, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    steps = (1,) * x.ndim if strides is None else tuple(map(int, strides))
+    given = {"starts": tuple(map(int, start_indices)), "limits": tuple(map(int, limit_indices)), "strides": steps}
+    return REGISTRY["slice"](x, **given)
+
+
+def _dynamic_slice(x: Value, *starts: Value, slice_sizes: Any) -> Any:
+    return REGISTRY["dynamic_slice"](x, *starts, sizes=tuple(map(int, slice_sizes)))
+
+
+def _dynamic_update_slice(x: Value, update: Value, *starts: Value) -> Any:
+    return REGISTRY["dynamic_update_slice"](x, update, *starts)
+
+
+def _pad(x: Value, value: Value, padding_config: Any) -> Any:
+    return lax.pad(x, value, [tuple(map(int, config)) for config in padding_config])
+
+
+def _iota(*dynamic: Any, dtype: Any, shape: Any, dimension: int, **_: Any) -> Any:
+    return REGISTRY["iota"](dtype=np.dtype(dtype), shape=tuple(map(int, shape)), dim=int(dimension))
+
+
+def _dot_general(x: Value, y: Value, dimension_numbers: Any, preferred_element_type: Any = None, **_: Any) -> Any:
+    contract, batch = (tuple(tuple(map(int, dims)) for dims in pair) for pair in dimension_numbers)
+    dtype = None if preferred_element_type is None else np.dtype(preferred_element_type)
+    if x.dtype != y.dtype:
+        return lax.dot_general(x, y, (contract, batch), preferred_element_type=dtype)
+    return REGISTRY["dot_general"](x, y, contract=contract, batch=batch, dtype=None if dtype == x.dtype else dtype)
+
+
+def _reduction(name: str) -> Rule:
+    return lambda x, axes, **_: REGISTRY[name](x, axes=tuple(sorted(map(int, axes)))) if axes else x
+
+
+def _arg(name: str) -> Rule:
+    return lambda x, axes, index_dtype: REGISTRY[name](x, axis=int(axes[0]), dtype=np.dtype(index_dtype))
+
+
+def _cumulative(name: str) -> Rule:
+    return lambda x, axis, reverse: REGISTRY[name](x, axis=int(axis), reverse=bool(reverse))
+
+
+def _gather(x: Value, indices: Value, dimension_numbers: Any, slice_sizes: Any, mode: Any, fill_value: Any, **_: Any) -> Any:
+    numbers = lax.GatherDimensionNumbers(*(tuple(map(int, getattr(dimension_numbers, name)))
+                                           for name in lax.GatherDimensionNumbers._fields))  # fmt: skip
+    return lax.gather(x, indices, numbers, tuple(map(int, slice_sizes)), mode=lax.GatherScatterMode[mode.name], fill_value=fill_value)
+
+
+def _scatter(name: str) -> Rule:
+    def rule(x: Value, indices: Value, updates: Value, dimension_numbers: Any, mode: Any, unique_indices: bool, **_: Any) -> Any:
+        numbers = lax.ScatterDimensionNumbers(*(tuple(map(int, getattr(dimension_numbers, field)))
+                                                for field in lax.ScatterDimensionNumbers._fields))  # fmt: skip
+        return getattr(lax, name)(x, indices, updates, numbers, mode=lax.GatherScatterMode[mode.name], unique_indices=unique_indices)
+
+    return rule
+
+
+def _sort(*xs: Value, dimension: int, is_stable: bool, num_keys: int) -> Any:
+    found = lax.sort(tuple(xs), dimension=int(dimension), num_keys=num_keys, is_stable=is_stable)
+    return tuple(found)
+
+
+def _top_k(x: Value, k: int, **params: Any) -> Any:
+    axis = params.get("axis", x.ndim - 1)
+    if axis % x.ndim == x.ndim - 1:
+        return tuple(lax.top_k(x, k))
+    order = (*(d for d in range(x.ndim) if d != axis), axis)
+    back = tuple(np.argsort(order).tolist())
+    return tuple(lax.transpose(found, back) for found in lax.top_k(lax.transpose(x, order), k))
+
+
+def _convolution(x: Value, w: Value, dimension_numbers: Any, **params: Any) -> Any:
+    dtype = params.get("preferred_element_type")
+    numbers = lax.ConvDimensionNumbers(*(tuple(map(int, spec)) for spec in dimension_numbers))
+    return lax.conv_general_dilated(
+        x,
+        w,
+        params["window_strides"],
+        [tuple(map(int, pair)) for pair in params["padding"]],
+        params["lhs_dilation"],
+        params["rhs_dilation"],
+        numbers,
+        params["feature_group_count"],
+        params["batch_group_count"],
+        preferred_element_type=None if dtype is None else np.dtype(dtype),
+    )
+
+
+def _windowed(name: str) -> Rule:
+    def rule(x: Value, **params: Any) -> Any:
+        return REGISTRY[f"reduce_window_{name}"](
+            x,
+            window=tuple(map(int, params["window_dimensions"])),
+            strides=tuple(map(int, params["window_strides"])),
+            padding=tuple(tuple(map(int, pair)) for pair in params["padding"]),
+            base_dilation=tuple(map(int, params["base_dilation"])),
+            window_dilation=tuple(map(int, params["window_dilation"])),
+        )
+
+    return rule
+
+
+def _round(x: Value, rounding_method: Any) -> Any:
+    return REGISTRY["round"](x, away=rounding_method.name == "AWAY_FROM_ZERO")
+
+
+def _fft(x: Value, fft_type: Any, fft_lengths: Any) -> Any:
+    return REGISTRY["fft"](x, kind=_FFT_KINDS[int(fft_type)], lengths=tuple(map(int, fft_lengths)))
+
+
+_FFT_KINDS = ("fft", "ifft", "rfft", "irfft")
+
+
+def _triangular_solve(a: Value, b: Value, **flags: Any) -> Any:
+    return REGISTRY["triangular_solve"](a, b, **{name: bool(flag) for name, flag in flags.items()})
+
+
+def _total_order(compare: str) -> Rule:
+    """A comparison in which -0 is below 0 and every NaN has its place: that of the bits, read as integers."""
+
+    def rule(x: Value, y: Value) -> Any:
+        return REGISTRY[compare](*together(*(_ordered(operand) for operand in (x, y))))
+
+    return rule
+
+
+def _ordered(x: Value) -> Any:
+    if x.dtype.kind in "biu":
+        return x
+    bits = REGISTRY["bitcast"](x, dtype=np.dtype(f"int{8 * x.dtype.itemsize}"))
+    return lax.select(lax.lt(bits, 0), lax.bitwise_xor(bits, np.iinfo(bits.dtype).max), bits)
+
+
+def _barrier(*xs: Value) -> Any:
+    found = REGISTRY["optimization_barrier"](*xs)
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+
+RULES: dict[str, Rule] = {
+    **{name: _op(name) for name in _SAME},
+    "max": _op("maximum"),
+    "min": _op("minimum"),
+    "add_any": _op("add"),
+    "pow": _pow,
+    "copy": lambda x: x,
+    "copy_p": lambda x: x,
+    "convert_element_type": _convert,
+    "bitcast_convert_type": lambda x, new_dtype: REGISTRY["bitcast"](x, dtype=np.dtype(new_dtype)),
+    "reduce_precision": lambda x, exponent_bits, mantissa_bits: REGISTRY["reduce_precision"](
+        x, exponent_bits=exponent_bits, mantissa_bits=mantissa_bits
+    ),
+    "select_n": _select_n,
+    "clamp": _clamp,
+    "integer_pow": _integer_pow,
+    "round": _round,
+    "broadcast_in_dim": _broadcast_in_dim,
+    "reshape": _reshape,
+    "squeeze": _squeeze,
+    "expand_dims": _expand_dims,
+    "transpose": lambda x, permutation: REGISTRY["transpose"](x, permutation=tuple(map(int, permutation))),
+    "rev": lambda x, dimensions: REGISTRY["reverse"](x, dims=tuple(map(int, dimensions))),
+    "concatenate": _concatenate,
+    "split": lambda x, sizes, axis: tuple(lax.split(x, sizes, axis)),
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "pad": _pad,
+    "iota": _iota,
+    "dot_general": _dot_general,
+    **{name: _reduction(name) for name in
+       ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_and", "reduce_or")},
+    "argmax": _arg("argmax"),
+    "argmin": _arg("argmin"),
+    **{name: _cumulative(name) for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")},
+    "gather": _gather,
+    "scatter": _scatter("scatter"),
+    **{f"scatter-{name}": _scatter(f"scatter_{name}") for name in ("add", "mul", "min", "max", "sub")},
+    "sort": _sort,
+    "top_k": _top_k,
+    "conv_general_dilated": _convolution,
+    "reduce_window_sum": _windowed("sum"),
+    "reduce_window_max": _windowed("max"),
+    "reduce_window_min": _windowed("min"),
+    "optimization_barrier": _barrier,
+    "fft": _fft,
+    "triangular_solve": _triangular_solve,
+    **{f"{name}_to": _total_order(name) for name in ("eq", "le", "lt")},
+    "cholesky": lambda x, **_: REGISTRY["cholesky"](x),
+    "threefry2x32": lambda *xs: tuple(REGISTRY["threefry2x32"](*together(*xs))),
+}  # fmt: skip
+
+
+def results(outs: Any) -> Sequence[Any]:
+    """What a rule returned, as a list."""
+    return outs if isinstance(outs, list | tuple) else [outs]
