@@ -15,7 +15,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright.core.program import Eqn
-from meshwright.interop.jax import from_jax
+from meshwright.interop.mlir import load
 from meshwright.transform.regions.trip_count import trip_count
 
 TESTS: dict[str, Any] = {
@@ -96,7 +96,7 @@ def test_loops_of_jax_run_as_often_as_xla_finds(bounds: tuple[int, int]) -> None
         return jax.lax.fori_loop(*bounds, lambda i, x: jnp.sin(x) @ x, x)
 
     x = np.ones((4, 4), np.float32)
-    (loop,) = [eqn for eqn in from_jax(function, x).eqns if eqn.op.name == "while"]
+    (loop,) = [eqn for eqn in load(jax.jit(function).lower(x).as_text()).eqns if eqn.op.name == "while"]
     found = trip_count(loop)
     text = jax.jit(function).lower(x).compile().as_text()
     assert re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text) == [str(found)]

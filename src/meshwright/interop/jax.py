@@ -1,4 +1,4 @@
-"""Functions between here and JAX: ``from_jax`` reads what JAX lowers, ``to_jax`` runs on XLA what was compiled here,
+"""Functions between here and JAX: ``from_jax`` reads what JAX traces, ``to_jax`` runs on XLA what was compiled here,
 and ``jit`` is both: a function of JAX that is partitioned here."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from meshwright.arrays.tracing import make_program
 from meshwright.compile.compiled import Compiled
 from meshwright.core import tree
 from meshwright.core.source import here
-from meshwright.core.trace import Array
 from meshwright.engine.device_arrays import needed
 from meshwright.engine.xla import on_devices, runner
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.interop.jax_jit import jit
+from meshwright.interop.jaxpr.containers import register_containers
 from meshwright.interop.jaxpr.function import reading
 
-__all__ = ["from_jax", "jit", "to_jax"]
+__all__ = ["from_jax", "jit", "register_containers", "to_jax"]
 
 
 def from_jax(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

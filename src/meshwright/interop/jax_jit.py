@@ -5,30 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import update_wrapper
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.compile.compiled import Compiled, Lowered
 from meshwright.compile.jit import jit as jit_here
 from meshwright.core import tree
 from meshwright.core.dtypes import config
-from meshwright.core.facts import Structure
-from meshwright.core.program import Atom, Program
 from meshwright.core.source import here
-from meshwright.core.trace import run
 from meshwright.core.types import TensorType
 from meshwright.engine.device_arrays import needed
 from meshwright.engine.xla import OnDevices, on_devices, runner
 from meshwright.errors import MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
-from meshwright.interop.mlir import load
-from meshwright.sharding.mesh import Mesh
+from meshwright.interop.jaxpr.reader import Reader, type_of_aval
+from meshwright.interop.jaxpr.shardings import named
 from meshwright.sharding.named import NamedSharding
-from meshwright.sharding.spec import P, entry_axes
-from meshwright.transform.simplify import with_inputs
+from meshwright.sharding.spec import entry_axes
 
 SETTINGS = (
     "enable_x64", "threefry_partitionable", "default_prng_impl", "numpy_rank_promotion", "numpy_dtype_promotion",
@@ -174,25 +167,24 @@ class JaxJitted:
             static_argnums=tuple(sorted(self._static_numbers)),
             static_argnames=tuple(sorted(self._static_names)),
         ).trace(*jax.tree.map(_without_sharding, args), **jax.tree.map(_without_sharding, kwargs))
-        lowered = traced.lower()
-        program = load(lowered.as_text())
+        closed = traced.jaxpr
+        in_types = [type_of_aval(aval) for aval in closed.in_avals]
         theirs = self._argument_shardings(call, args)
-        results = _broadcast(self._out_shardings, lowered.out_info, "out_shardings")
+        results = _broadcast(self._out_shardings, traced.out_info, "out_shardings")
         mesh = _only_mesh([*theirs, *results])
         devices = _devices_of(call.leaves) if mesh is None else list(mesh.devices.flat)
-        program = program if mesh is not None else _unconstrained(program)
         paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(_unflattened(call))[0]]
         names, nested, order = _by_name(paths, self._names_of(args))
         donated = {self._names_of(args, static=True)[n] for n in self._donated if n < len(args)}
-        flat = _flat(program, names, order, getattr(self, "__name__", "f"))
+        flat = _flat(Reader().function(closed), names, order, getattr(self, "__name__", "f"))
         jitted = jit_here(
             flat,
             out_shardings=tuple(_ours(s, mesh) for s in results) if any(s is not None for s in results) else None,
             donate_argnums=tuple(n for n, name in enumerate(names) if name in donated),
         )
-        with kept_wide(program):
+        with kept_wide([*in_types, *(type_of_aval(aval) for aval in closed.out_avals)]):
             types = [ShapeDtypeStruct(t.shape, t.dtype, sharding=_ours(s, mesh))
-                     for t, s in zip(program.in_types, theirs, strict=True)]  # fmt: skip
+                     for t, s in zip(in_types, theirs, strict=True)]  # fmt: skip
             ours = jitted.lower(*tree.map(lambda n: types[n], nested))
 
         def compile() -> CompiledForJax:
@@ -210,7 +202,7 @@ class JaxJitted:
                 shardings=tuple(map(_on_mesh(mesh), found.shardings, wanted, reached, types)),
                 weak=tuple(aval.weak_type for aval in traced.jaxpr.out_avals),
             )
-            out_leaves, out_tree = jax.tree.flatten(lowered.out_info)
+            out_leaves, out_tree = jax.tree.flatten(traced.out_info)
             ready = JaxExecutable(
                 found,
                 runner(found, compiled.donated),
@@ -335,20 +327,6 @@ def _broadcast(prefix: Any, containers: Any, what: str) -> list[Any]:
     return jax.tree.leaves(found, is_leaf=lambda x: x is None)
 
 
-def _unconstrained(program: Program) -> Program:
-    """A program that is on no mesh: what it says of layouts says nothing."""
-    given: dict[Atom, Atom] = {}
-    eqns = []
-    for eqn in program.eqns:
-        eqn = with_inputs(eqn, given)
-        is_constraint = eqn.op.structure is Structure.CONSTRAINT
-        if is_constraint and not any(map(entry_axes, eqn.params["spec"].partitions)):
-            given[eqn.outputs[0]] = eqn.inputs[0]
-        else:
-            eqns.append(eqn)
-    return replace(program, eqns=tuple(eqns), outputs=tuple(given.get(a, a) for a in program.outputs))
-
-
 def _devices_of(leaves: Sequence[Any]) -> list[Any] | None:
     """The one device that arguments were put onto, None if they were put nowhere."""
     import jax
@@ -398,17 +376,7 @@ def _ours(sharding: Any, mesh: Any) -> NamedSharding | None:
                 fix="jax.sharding.NamedSharding(mesh, spec)",
             )
         sharding = jax.sharding.NamedSharding(mesh, sharding)
-    if isinstance(sharding, jax.sharding.NamedSharding):
-        devices = np.arange(sharding.mesh.size).reshape(tuple(sharding.mesh.shape.values()))
-        return NamedSharding(Mesh(devices, sharding.mesh.axis_names), P(*map(_entry, sharding.spec)))
-    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
-        return None
-    raise ShardingError(
-        f"A {type(sharding).__name__} is not read.",
-        where=here(),
-        why="it does not say along which axes of a mesh an array is split",
-        fix="jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(...))",
-    )
+    return None if isinstance(sharding, jax.sharding.SingleDeviceSharding) else named(sharding)
 
 
 def _on_mesh(mesh: Any) -> Callable[..., Any]:
@@ -430,17 +398,11 @@ def _on_mesh(mesh: Any) -> Callable[..., Any]:
     return said
 
 
-def _entry(entry: Any) -> Any:
-    import jax
-
-    return P.UNCONSTRAINED if entry is jax.sharding.PartitionSpec.UNCONSTRAINED else entry
-
-
 @contextmanager
-def kept_wide(program: Program) -> Iterator[None]:
-    """Numbers of 64 bits stay so, if the program has some."""
+def kept_wide(types: Sequence[TensorType]) -> Iterator[None]:
+    """Numbers of 64 bits stay so, if a program takes or returns some."""
     before = config.enable_x64
-    wide = any(t.dtype.itemsize == (16 if t.dtype.kind == "c" else 8) for t in (*program.in_types, *program.out_types))
+    wide = any(t.dtype.itemsize == (16 if t.dtype.kind == "c" else 8) for t in types)
     config.update("enable_x64", before or wide)
     try:
         yield
@@ -473,12 +435,12 @@ def _step(entry: Any) -> str:
     return str(next(getattr(entry, name) for name in ("key", "idx", "name") if hasattr(entry, name)))
 
 
-def _flat(program: Program, names: Sequence[str], order: Sequence[int], name: str) -> Callable[..., Any]:
-    """A function of named arguments, in the order that JAX has them, that runs a program."""
+def _flat(read: Callable[..., Any], names: Sequence[str], order: Sequence[int], name: str) -> Callable[..., Any]:
+    """A function of named arguments, in the order that JAX has them, that runs JAX's program."""
 
     def flat(*nested: Any) -> Any:
         leaves = dict(zip(order, tree.leaves(list(nested)), strict=True))
-        return tuple(run(program, [leaves[n] for n in range(len(leaves))]))
+        return tuple(read(*(leaves[n] for n in range(len(leaves)))))
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     flat.__signature__ = inspect.Signature([inspect.Parameter(n, kind) for n in names])  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshwright import lax, random
+from meshwright.api.vmap import vmap
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import MeshwrightError
@@ -32,7 +33,9 @@ def check_kind(aval: Any) -> None:
         )
 
 
-def of_words(function: Callable[[list[Value]], Sequence[Value]], xs: Sequence[Value], keys: Sequence[bool]) -> list[Value]:
+def of_words(
+    function: Callable[[list[Value]], Sequence[Value]], xs: Sequence[Value], keys: Sequence[bool]
+) -> list[Value]:
     """What an equation that only moves elements does to keys: the same to each of their two words."""
     halves = []
     for word in (0, 1):
@@ -43,39 +46,28 @@ def of_words(function: Callable[[list[Value]], Sequence[Value]], xs: Sequence[Va
             for pair in zip(*halves, strict=True)]  # fmt: skip
 
 
-def each_key(function: Callable[..., Value], key: Value, *others: Value) -> Value:
-    """A function of one key, and of one element of each of the others, on arrays of them."""
-    from meshwright.api.vmap import vmap
-
-    for _ in range(key.ndim - 1):
+def _each(function: Callable[..., Value], dims: int, *arrays: Value) -> Value:
+    """A function of single keys and numbers on arrays of them."""
+    for _ in range(dims):
         function = vmap(function)
-    return function(key, *others)
+    return function(*arrays)
 
 
 def _seed(seeds: Value, impl: Any) -> Value:
-    return random.key(seeds) if not seeds.ndim else each_key_of(random.key, seeds)
-
-
-def each_key_of(function: Callable[..., Value], x: Value) -> Value:
-    """A function of one element on every element of an array."""
-    from meshwright.api.vmap import vmap
-
-    for _ in range(x.ndim):
-        function = vmap(function)
-    return function(x)
+    return _each(random.key, seeds.ndim, seeds)
 
 
 def _bits(key: Value, bit_width: int, shape: Any) -> Value:
     made = lambda one: random.bits(one, tuple(map(int, shape)), np.dtype(f"uint{bit_width}"))
-    return each_key(made, key)
+    return _each(made, key.ndim - 1, key)
 
 
 def _split(key: Value, shape: Any) -> Value:
-    return each_key(lambda one: random.split(one, tuple(map(int, shape))), key)
+    return _each(lambda one: random.split(one, tuple(map(int, shape))), key.ndim - 1, key)
 
 
 def _fold_in(key: Value, data: Value) -> Value:
-    return each_key(random.fold_in, key, data)
+    return _each(random.fold_in, key.ndim - 1, key, data)
 
 
 RULES: dict[str, Callable[..., Any]] = {

@@ -44,12 +44,15 @@ def _op(name: str) -> Rule:
     return lambda *xs, **params: REGISTRY[name](*together(*xs))
 
 
+# fmt: off
 _SAME = (
-    "abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clz complex conj cos cosh digamma div eq erf erf_inv "
-    "erfc exp exp2 expm1 floor ge gt imag is_finite le lgamma log log1p logistic lt mul ne neg nextafter not or "
-    "population_count pow real rem rsqrt shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt "
-    "square stop_gradient sub tan tanh xor"
-).split()
+    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clz", "complex",
+    "conj", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge",
+    "gt", "imag", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "mul", "ne", "neg", "nextafter",
+    "not", "or", "population_count", "real", "rem", "rsqrt", "shift_left", "shift_right_arithmetic",
+    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
+)
+# fmt: on
 
 
 def _convert(x: Value, new_dtype: Any, **_: Any) -> Any:
@@ -111,7 +114,9 @@ def _dynamic_update_slice(x: Value, update: Value, *starts: Value) -> Any:
 
 
 def _pad(x: Value, value: Value, padding_config: Any) -> Any:
-    return lax.pad(x, value, [tuple(map(int, config)) for config in padding_config])
+    names = ("low", "high", "interior")
+    amounts = {name: tuple(int(config[n]) for config in padding_config) for n, name in enumerate(names)}
+    return REGISTRY["pad"](x, value, **amounts)
 
 
 def _iota(*dynamic: Any, dtype: Any, shape: Any, dimension: int, **_: Any) -> Any:
@@ -138,17 +143,24 @@ def _cumulative(name: str) -> Rule:
     return lambda x, axis, reverse: REGISTRY[name](x, axis=int(axis), reverse=bool(reverse))
 
 
-def _gather(x: Value, indices: Value, dimension_numbers: Any, slice_sizes: Any, mode: Any, fill_value: Any, **_: Any) -> Any:
-    numbers = lax.GatherDimensionNumbers(*(tuple(map(int, getattr(dimension_numbers, name)))
-                                           for name in lax.GatherDimensionNumbers._fields))  # fmt: skip
-    return lax.gather(x, indices, numbers, tuple(map(int, slice_sizes)), mode=lax.GatherScatterMode[mode.name], fill_value=fill_value)
+def _numbers(kind: Any, given: Any) -> Any:
+    """Dimension numbers of JAX, with integers that are Python's."""
+    return kind(*(tuple(map(int, getattr(given, name))) for name in kind._fields))
+
+
+def _gather(x: Value, indices: Value, dimension_numbers: Any, slice_sizes: Any, **params: Any) -> Any:
+    numbers = _numbers(lax.GatherDimensionNumbers, dimension_numbers)
+    mode, fill = lax.GatherScatterMode[params["mode"].name], params["fill_value"]
+    return lax.gather(x, indices, numbers, tuple(map(int, slice_sizes)), mode=mode, fill_value=fill)
 
 
 def _scatter(name: str) -> Rule:
-    def rule(x: Value, indices: Value, updates: Value, dimension_numbers: Any, mode: Any, unique_indices: bool, **_: Any) -> Any:
-        numbers = lax.ScatterDimensionNumbers(*(tuple(map(int, getattr(dimension_numbers, field)))
-                                                for field in lax.ScatterDimensionNumbers._fields))  # fmt: skip
-        return getattr(lax, name)(x, indices, updates, numbers, mode=lax.GatherScatterMode[mode.name], unique_indices=unique_indices)
+    function = getattr(lax, name)
+
+    def rule(x: Value, indices: Value, updates: Value, dimension_numbers: Any, **params: Any) -> Any:
+        numbers = _numbers(lax.ScatterDimensionNumbers, dimension_numbers)
+        mode, unique = lax.GatherScatterMode[params["mode"].name], params["unique_indices"]
+        return function(x, indices, updates, numbers, mode=mode, unique_indices=unique)
 
     return rule
 

@@ -124,11 +124,12 @@ def stablehlo_of(eqn: Any) -> Program:
     key = _key(eqn)
     if key is None or key not in _loaded:
         kinds: Any = core
+        make: Any = jax.ShapeDtypeStruct
         given = [x for x in eqn.invars if not hasattr(x, "val")]
         alone = kinds.ClosedJaxpr(kinds.Jaxpr((), given, eqn.outvars, [eqn], eqn.effects), ())
         try:
-            text = jax.jit(kinds.jaxpr_as_fun(alone), keep_unused=True).lower(*[jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in given]).as_text()
-            program = load(text)
+            types = [make(x.aval.shape, x.aval.dtype) for x in given]
+            program = load(jax.jit(kinds.jaxpr_as_fun(alone), keep_unused=True).lower(*types).as_text())
         except MeshwrightError as error:
             raise MeshwrightError(
                 f"JAX's {eqn.primitive.name} cannot become part of a program.",
@@ -147,7 +148,8 @@ def _with_literals(program: Program, eqn: Any) -> Program:
     """The program without the lines of its text, taking the equation's numbers as inputs as the others are."""
     given = iter(program.inputs)
     inputs = [Var(TensorType((), np.dtype(x.aval.dtype))) if hasattr(x, "val") else next(given) for x in eqn.invars]
-    return replace(program, inputs=tuple(inputs), eqns=tuple(Eqn(e.op, e.inputs, e.params, e.outputs, None) for e in program.eqns))
+    eqns = [Eqn(eqn.op, eqn.inputs, eqn.params, eqn.outputs, None) for eqn in program.eqns]
+    return replace(program, inputs=tuple(inputs), eqns=tuple(eqns))
 
 
 def _key(eqn: Any) -> Any:

@@ -15,7 +15,7 @@ from meshwright.sharding.spec import P
 
 def is_said(sharding: Any) -> bool:
     """Whether something is a sharding on a mesh, and neither left open nor a device."""
-    return sharding is not None and hasattr(sharding, "spec") and bool(sharding.mesh.axis_names)
+    return hasattr(sharding, "spec") and bool(sharding.mesh.axis_names)
 
 
 def mesh_of(mesh: Any) -> Mesh:
@@ -34,7 +34,7 @@ def spec_of(spec: Any) -> P:
 
 def named(sharding: Any) -> NamedSharding:
     """A sharding of JAX on a mesh."""
-    if not is_said(sharding):
+    if not hasattr(sharding, "spec"):
         raise ShardingError(
             f"A {type(sharding).__name__} is not read.",
             where=here(),

@@ -16,6 +16,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import MeshwrightError
 from meshwright.interop.jaxpr.shardings import is_said, mesh_of, named, spec_of
+from meshwright.sharding.spec import P, entry_axes
 from meshwright.transform import policies
 
 if TYPE_CHECKING:
@@ -112,7 +113,10 @@ def _custom_jvp(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
         one = _alone(eqn)
 
         def pushed(primals: Any, tangents: Any) -> Any:
-            given = [t if _floating(x) else np.zeros(x.shape, jax.dtypes.float0) for t, x in zip(tangents, primals, strict=True)]
+            given = [
+                t if _floating(x) else np.zeros(x.shape, jax.dtypes.float0)
+                for t, x in zip(tangents, primals, strict=True)
+            ]
             outs, pushed = jax.jvp(one, primals, given)
             return outs, [t for t, x in zip(pushed, outs, strict=True) if _floating(x)]
 
@@ -123,7 +127,9 @@ def _custom_jvp(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
         outs = reader.function(rule())(*primals, *tangents)
         values = tuple(outs[: len(eqn.outvars)])
         found = iter(outs[len(eqn.outvars) :])
-        return values, tuple(next(found) if _floating(v.aval) else _none(x) for v, x in zip(eqn.outvars, values, strict=True))
+        return values, tuple(
+            next(found) if _floating(v.aval) else _none(x) for v, x in zip(eqn.outvars, values, strict=True)
+        )
 
     return list(function(*xs))
 
@@ -217,8 +223,6 @@ def _shard_map(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
 
 def _said_equal(spec: Any, manual: frozenset[str]) -> Any:
     """A spec of a result whose type does not say that devices along the other axes have the same."""
-    from meshwright.sharding.spec import P, entry_axes
-
     used = {axis for entry in spec.partitions for axis in entry_axes(entry)}
     rest = {axis for axis in manual if axis not in used}
     return P(*spec.partitions, replicated=rest) if rest else spec
