@@ -36,7 +36,7 @@ def from_jax(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     >>> print(from_jax(lambda x: jnp.sin(x) * 2, mnp.ones(3)).to_text(sources=False))
     program(a: f32[3]) {
       b: f32[3] = sin a
-      c: f32[3] = mul b 2.0
+      c: f32[3] = mul b 2.0:f32
       return c
     }
     """

@@ -294,6 +294,7 @@ RULES: dict[str, Rule] = {
     "optimization_barrier": _barrier,
     "fft": _fft,
     "triangular_solve": _triangular_solve,
+    "polygamma": lambda order, x: lax.polygamma(order, x),
     **{f"{name}_to": _total_order(name) for name in ("eq", "le", "lt")},
     "cholesky": lambda x, **_: REGISTRY["cholesky"](x),
     "threefry2x32": lambda *xs: tuple(REGISTRY["threefry2x32"](*together(*xs))),

@@ -7,23 +7,20 @@ here, so that it is differentiated, partitioned and costed as such.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshwright.api.custom import checkpoint_name
-from meshwright.core.program import Eqn, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import Value, at_source, run
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.jaxpr import keys, primitives
+from meshwright.interop.jaxpr.equations import stablehlo_of
 from meshwright.interop.jaxpr.sources import source_of
 from meshwright.interop.jaxpr.structures import KEPT, OFFLOADED, STRUCTURES
-from meshwright.interop.mlir import load
 
-_loaded: dict[Any, Program] = {}
 _CALLBACKS = ("debug_callback", "pure_callback", "io_callback", "debug_print", "infeed", "outfeed")
 
 
@@ -114,53 +111,3 @@ def _of_numbers(eqn: Any, name: str, params: dict[str, Any], xs: list[Value]) ->
             fix="return the value from the function, and look at it there",
         )
     return run(stablehlo_of(eqn), xs)
-
-
-def stablehlo_of(eqn: Any) -> Program:
-    """One equation as a program, by way of the StableHLO that JAX lowers it to."""
-    import jax
-    from jax.extend import core
-
-    key = _key(eqn)
-    if key is None or key not in _loaded:
-        kinds: Any = core
-        make: Any = jax.ShapeDtypeStruct
-        given = [x for x in eqn.invars if not hasattr(x, "val")]
-        alone = kinds.ClosedJaxpr(kinds.Jaxpr((), given, eqn.outvars, [eqn], eqn.effects), ())
-        try:
-            types = [make(x.aval.shape, x.aval.dtype) for x in given]
-            program = load(jax.jit(kinds.jaxpr_as_fun(alone), keep_unused=True).lower(*types).as_text())
-        except MeshwrightError as error:
-            raise MeshwrightError(
-                f"JAX's {eqn.primitive.name} cannot become part of a program.",
-                where=here(),
-                why=f"{error.what} {error.why or ''}".strip(),
-                fix="compute it outside of the function, or of others that jax.lax has",
-            ) from None
-        program = _with_literals(program, eqn)
-        if key is None:
-            return program
-        _loaded[key] = program
-    return _loaded[key]
-
-
-def _with_literals(program: Program, eqn: Any) -> Program:
-    """The program without the lines of its text, taking the equation's numbers as inputs as the others are."""
-    given = iter(program.inputs)
-    inputs = [Var(TensorType((), np.dtype(x.aval.dtype))) if hasattr(x, "val") else next(given) for x in eqn.invars]
-    eqns = [Eqn(eqn.op, eqn.inputs, eqn.params, eqn.outputs, None) for eqn in program.eqns]
-    return replace(program, inputs=tuple(inputs), eqns=tuple(eqns))
-
-
-def _key(eqn: Any) -> Any:
-    """What the program of an equation depends on; None if that cannot be compared."""
-    try:
-        found = (
-            eqn.primitive.name,
-            tuple(sorted(eqn.params.items(), key=lambda item: item[0])),
-            tuple((str(x.aval), repr(x.val) if hasattr(x, "val") else None) for x in eqn.invars),
-        )
-        hash(found)
-    except TypeError:
-        return None
-    return found

@@ -15,6 +15,7 @@ from meshwright.api.shard_map import shard_map
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import MeshwrightError
+from meshwright.interop.jaxpr.equations import alone
 from meshwright.interop.jaxpr.shardings import is_said, mesh_of, named, spec_of
 from meshwright.sharding.spec import P, entry_axes
 from meshwright.transform import policies
@@ -75,17 +76,6 @@ def _cond(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
     return list(lax.switch(index, branches, *operands))
 
 
-def _alone(eqn: Any) -> Callable[..., Any]:
-    """One equation as a function of JAX, of all its inputs."""
-    from jax.extend import core
-
-    kinds: Any = core
-    inputs = [kinds.Var(x.aval) if hasattr(x, "val") else x for x in eqn.invars]
-    fresh = [kinds.Var(x.aval) for x in inputs]
-    made = eqn.replace(invars=fresh)
-    return kinds.jaxpr_as_fun(kinds.ClosedJaxpr(kinds.Jaxpr((), fresh, eqn.outvars, [made], eqn.effects), ()))  # type: ignore[no-any-return]
-
-
 def _struct(aval: Any) -> Any:
     """What stands for an argument while JAX traces."""
     import jax
@@ -110,7 +100,7 @@ def _custom_jvp(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
 
     @lru_cache(1)
     def rule() -> Any:
-        one = _alone(eqn)
+        one = alone(eqn)
 
         def pushed(primals: Any, tangents: Any) -> Any:
             given = [
@@ -154,7 +144,7 @@ def _with_pullback(reader: Reader, eqn: Any, call: Callable[..., Any], xs: list[
 
     @lru_cache(1)
     def rules() -> tuple[Any, Any, int]:
-        one = _alone(eqn)
+        one = alone(eqn)
         shape: list[Any] = []
 
         def forward(*primals: Any) -> Any:
@@ -228,24 +218,25 @@ def _said_equal(spec: Any, manual: frozenset[str]) -> Any:
     return P(*spec.partitions, replicated=rest) if rest else spec
 
 
-def _axes(params: dict[str, Any]) -> Any:
+def _axes(params: dict[str, Any]) -> tuple[str, ...]:
+    """The mesh axes of a collective."""
     found = params.get("axes", params.get("axis_name"))
-    if any(isinstance(axis, int) for axis in (found if isinstance(found, tuple) else (found,))):
+    axes = found if isinstance(found, tuple) else (found,)
+    if any(isinstance(axis, int) for axis in axes):
         raise MeshwrightError(
-            "A collective over a batched dim cannot become part of a program.",
+            "A collective along a batched dim cannot become part of a program.",
             where=here(),
-            why="it comes from a vmap with axis_name inside of JAX's own trace",
+            why="it stands in a jax.vmap with axis_name, and moves elements from one example to others",
             fix="jax.shard_map over a mesh axis of this name",
         )
-    groups = params.get("axis_index_groups")
-    if groups is not None:
+    if params.get("axis_index_groups") is not None:
         raise MeshwrightError(
             "A collective with axis_index_groups cannot become part of a program.",
             where=here(),
             why="groups of devices are parts of a mesh axis here",
             fix="a mesh with an axis for the groups: jax.make_mesh((2, 4), ('group', 'member'))",
         )
-    return found
+    return axes
 
 
 def _collective(function: Callable[..., Any], **named: str) -> Structure:
@@ -254,6 +245,19 @@ def _collective(function: Callable[..., Any], **named: str) -> Structure:
     def rule(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
         given = {ours: eqn.params[theirs] for ours, theirs in named.items()}
         return [function(x, _axes(eqn.params), **given) for x in xs]
+
+    return rule
+
+
+def _total(function: Callable[..., Any], reduction: Callable[..., Any]) -> Structure:
+    """A sum or extreme over devices, and over dims that ``jax.vmap`` made of an axis's name."""
+
+    def rule(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
+        axes = eqn.params["axes"]
+        dims = tuple(axis for axis in axes if isinstance(axis, int))
+        names = _axes({**eqn.params, "axes": tuple(axis for axis in axes if not isinstance(axis, int))})
+        xs = [reduction(x, dims) for x in xs] if dims else xs
+        return [function(x, names) for x in xs] if names else xs
 
     return rule
 
@@ -296,10 +300,10 @@ STRUCTURES: dict[str, Structure] = {
     "sharding_constraint": _constraint,
     "reshard": _constraint,
     "shard_map": _shard_map,
-    "psum": _collective(lax.psum),
-    "psum_invariant": _collective(lax.psum),
-    "pmax": _collective(lax.pmax),
-    "pmin": _collective(lax.pmin),
+    "psum": _total(lax.psum, lax.reduce_sum),
+    "psum_invariant": _total(lax.psum, lax.reduce_sum),
+    "pmax": _total(lax.pmax, lax.reduce_max),
+    "pmin": _total(lax.pmin, lax.reduce_min),
     "pvary": _collective(lax.pbroadcast),
     "all_gather": _collective(lax.all_gather, axis="all_gather_dimension", tiled="tiled"),
     "all_gather_invariant": _collective(lax.all_gather_invariant, axis="all_gather_dimension", tiled="tiled"),
