@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,15 +15,12 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from meshwright.engine.device_arrays import needed
-from meshwright.engine.processes import COORDINATOR, COUNT, DEVICES, NUMBER
+from meshwright.engine.processes import COORDINATOR, COUNT, DEVICES, LOST, NUMBER
 from meshwright.errors import TextError
 
 MOST = 64  # processes
-GRACE_SECONDS = 5.0  # that the others have to end, after one has failed
-_BEGIN = (
-    "import runpy, sys, meshwright as mw; mw.distributed.initialize(); "
-    "del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-)
+GRACE_SECONDS = 5.0  # in which the others say that they miss the one that failed, and then to end when they are told to
+_BEGIN = "import sys; from meshwright.engine.processes import run_script; run_script(sys.argv[1:])"
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -88,25 +86,37 @@ def _pass_on(lines: IO[str], number: int) -> None:
 def _wait(started: Sequence[subprocess.Popen[Any]]) -> list[int]:
     """The exit codes of all; once one fails, the others are told to end, and ended if they do not."""
     try:
-        while all(one.poll() in (None, 0) for one in started) and any(one.poll() is None for one in started):
+        while not _failed(started) and any(one.poll() is None for one in started):
             time.sleep(0.05)
-        failed = next((n for n, one in enumerate(started) if one.poll() not in (None, 0)), None)
-        if failed is not None:
-            code = started[failed].poll()
+        if _failed(started):
+            _all_ended(started, GRACE_SECONDS)
+            number = min(_failed(started), key=lambda n: (started[n].poll() in (LOST, -signal.SIGABRT), n))
+            code = started[number].poll()
             said = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-            print(f"Process {failed} {said}; the others are stopped.", file=sys.stderr, flush=True)
+            print(f"Process {number} {said}; the others are stopped.", file=sys.stderr, flush=True)
     finally:
         _stop(started)
     return [one.wait() for one in started]
+
+
+def _failed(started: Sequence[subprocess.Popen[Any]]) -> list[int]:
+    return [n for n, one in enumerate(started) if one.poll() not in (None, 0)]
 
 
 def _stop(started: Sequence[subprocess.Popen[Any]]) -> None:
     for one in started:
         if one.poll() is None:
             one.terminate()
-    end = time.monotonic() + GRACE_SECONDS
-    for one in started:
-        try:
-            one.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
+    if not _all_ended(started, GRACE_SECONDS):
+        for one in started:
             one.kill()
+
+
+def _all_ended(started: Sequence[subprocess.Popen[Any]], seconds: float) -> bool:
+    """Whether all end within some seconds."""
+    end = time.monotonic() + seconds
+    while any(one.poll() is None for one in started):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

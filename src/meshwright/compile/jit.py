@@ -26,7 +26,7 @@ from meshwright.compile.placement import NOWHERE, Placement, Where
 from meshwright.compile.stages import CODE, PARTITION, SIMPLIFY, Compilation, StageRecord, run_stages
 from meshwright.core import dtypes, tree
 from meshwright.core.collection import no_collection
-from meshwright.core.current import current_engine, current_mesh
+from meshwright.core.current import current_engine, current_mesh, current_processes
 from meshwright.core.op import Op
 from meshwright.core.program import Params, Program, below
 from meshwright.core.source import Source, here, traced_apart, traced_source
@@ -108,7 +108,10 @@ class Executable:
         if self.engine == "numpy" and any(x.__class__ is not np.ndarray for x in data):
             types = (self.program if self.placed is None else self.placed.program).in_types
             data = [x if isinstance(x, np.ndarray) else on_host(x, t.shape) for x, t in zip(data, types, strict=True)]
-        outs = self.call(*data)
+        try:
+            outs = self.call(*data)
+        except RuntimeError as error:
+            raise current_processes.all.lost(error) from None
         if self.single:
             return Array(outs[0], self.out_types[0], self.out_shardings[0])
         return tree.unflatten(self.out_tree, map(Array, outs, self.out_types, self.out_shardings))

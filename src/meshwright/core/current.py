@@ -29,6 +29,10 @@ class Processes:
         """What every process gives, in their order; waits until all have, and says for whom. ``what`` says why."""
         return [data]
 
+    def lost(self, error: BaseException) -> BaseException:
+        """The error to raise where a program on all processes fails with an error while it runs."""
+        return error
+
 
 class _CurrentProcesses:
     all = Processes()

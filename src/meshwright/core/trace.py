@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.current import current_device
+from meshwright.core.current import current_device, current_processes
 from meshwright.core.facts import Structure
 from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.linearity import Does
@@ -114,10 +114,11 @@ def on_host(data: Any, shape: Shape) -> np.ndarray[Any, Any]:
     front = np.ndim(data) - len(shape)
     if not prod(shape):  # of which JAX does not put shards together
         return np.empty((*np.shape(data)[:front], *shape), data.dtype)
-    if getattr(data, "is_fully_addressable", True):
-        found = np.asarray(data)
-    elif data.is_fully_replicated:
-        found = np.asarray(data.addressable_data(0))
+    if getattr(data, "is_fully_addressable", True) or data.is_fully_replicated:
+        try:
+            found = np.asarray(data if getattr(data, "is_fully_addressable", True) else data.addressable_data(0))
+        except RuntimeError as error:  # of the program that was to make it
+            raise current_processes.all.lost(error) from None
     else:
         raise MeshwrightError(
             f"This process has only some shards of an array {data.dtype}[{','.join(map(str, shape))}].",

@@ -11,8 +11,10 @@ an end, and without saying for whom.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import os
+import runpy
 import sys
 from time import monotonic
 from typing import Any
@@ -26,8 +28,15 @@ COORDINATOR, COUNT, NUMBER, DEVICES = (
     f"MESHWRIGHT_{name}" for name in ("COORDINATOR", "PROCESSES", "PROCESS", "DEVICES")
 )
 HEARTBEAT_SECONDS = 30  # after which the others know that a process is gone
+AGAIN = "start all of them again from the last checkpoint: mw.load(path, like=...)"
+OF_LOST_PROCESSES = "Gloo", "NCCL", "Connection", "UNAVAILABLE", "DEADLINE_EXCEEDED"  # what XLA says of them
 SAY_SECONDS = 10.0  # after which one that waits says for whom
+LOST = 3  # the exit code of a process that fails because another one is gone
 _begun: list[bool] = []
+
+
+class LostProcessError(MeshwrightError):
+    """Another process is gone."""
 
 
 class JaxProcesses(Processes):
@@ -54,6 +63,17 @@ class JaxProcesses(Processes):
                 )
         return [data for _, data in found]
 
+    def lost(self, error: BaseException) -> BaseException:
+        """The error to raise where a program fails: another one if that is because another process is gone."""
+        if not any(word in str(error) for word in OF_LOST_PROCESSES):
+            return error
+        return LostProcessError(
+            f"Process {self.index} does not hear of another process any more.",
+            where=here(),
+            why=str(error).splitlines()[0],
+            fix=AGAIN,
+        )
+
     def _wait(self, store: Any, key: str, what: str, other: int) -> tuple[str, bytes]:
         begun = monotonic()
         while True:
@@ -62,11 +82,11 @@ class JaxProcesses(Processes):
                 return said, base64.b64decode(text)
             except Exception as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise MeshwrightError(
+                    raise LostProcessError(
                         f"Process {self.index} does not hear of process {other} any more.",
                         where=here(),
                         why=str(error).splitlines()[0],
-                        fix="start all of them again from the last checkpoint",
+                        fix=AGAIN,
                     ) from None
             waited = monotonic() - begun
             print(
@@ -128,8 +148,47 @@ def initialize(
             " meshwright launch -n 4 script.py for local ones",
         ) from error
     _begun.append(True)
+    _end_at_once_if_it_fails()
     current_engine.name = "xla"
     current_processes.all = JaxProcesses(int(jax.process_count()), int(jax.process_index()))
+
+
+def _end_at_once_if_it_fails() -> None:
+    """Let a process that fails end, instead of waiting for all others to end, too: they wait for what it should have
+    sent, and hear of it when it is gone."""
+    before = sys.excepthook
+    codes: list[int] = []
+
+    def note(kind: type[BaseException], *error: Any) -> None:
+        before(kind, *error)
+        codes.append(LOST if issubclass(kind, LostProcessError) else 1)
+
+    def leave() -> None:
+        if codes:
+            end(codes[0])
+
+    sys.excepthook = note
+    atexit.register(leave)  # which comes before what JAX registered
+
+
+def end(code: int) -> None:
+    """End this process now; what it wrote is written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_script(words: list[str]) -> None:
+    """Run a script with its arguments as one of several processes."""
+    initialize()
+    sys.argv = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as stop:
+        if stop.code is not None and stop.code != 0:
+            if not isinstance(stop.code, int):
+                print(stop.code, file=sys.stderr)
+            end(stop.code if isinstance(stop.code, int) else 1)
 
 
 def process_count() -> int:
