@@ -23,6 +23,7 @@ from meshwright.transform import policies as checkpoint_policies
 if TYPE_CHECKING:
     from meshwright import debug, dist, distributed, hardware, interop, lax, nn, pallas, random, sharding, testing
     from meshwright.api.check_partitioned import check_partitioned
+    from meshwright.api.microbatched import microbatched
     from meshwright.api.reshard import reshard
     from meshwright.api.shard_map import shard_map, shmap
     from meshwright.arrays.checkpoint.loading import load
@@ -60,6 +61,7 @@ __getattr__ = on_first_use(
         "meshwright.arrays.checkpoint.loading": ["load"],
         "meshwright.compile.partitioning": ["no_implicit_comms"],
         "meshwright.arrays.device_put": ["device_get", "device_put"],
+        "meshwright.api.microbatched": ["microbatched"],
         "meshwright.api.reshard": ["reshard"],
         "meshwright.arrays.checkpoint.saving": ["save"],
         "meshwright.api.shard_map": ["shard_map", "shmap"],
@@ -139,6 +141,7 @@ __all__ = [
     "load",
     "make_mesh",
     "make_program",
+    "microbatched",
     "named_scope",
     "nn",
     "no_implicit_comms",

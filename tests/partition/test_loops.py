@@ -43,3 +43,18 @@ def test_devices_that_are_alone_along_an_axis_decide_for_themselves() -> None:
             found, expected = mw.jit(function)(placed, mnp.array(y)), mw.jit(function)(mnp.array(x), mnp.array(y))
             for one, other in zip(mw.tree.leaves(found), mw.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6)
+
+
+def test_what_a_loop_carries_is_split_as_what_it_becomes() -> None:
+    def recurrent(w: mw.Array, x: mw.Array) -> mw.Array:
+        return lax.scan(lambda h, row: (mnp.tanh(h @ w + row), None), mnp.zeros((16, 8)), x)[0]  # type: ignore[no-any-return]
+
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(8, 8)).astype(np.float32), rng.normal(size=(5, 16, 8)).astype(np.float32)
+    whole, rows = mw.NamedSharding(MESH, P()), mw.NamedSharding(MESH, P(None, "x"))
+    compiled = mw.jit(recurrent, in_shardings=(whole, rows)).lower(w, x).compile()
+    assert_comms(compiled, exact=True)
+    expected = np.zeros((16, 8), np.float32)
+    for row in x:
+        expected = np.tanh(expected @ w + row)
+    np.testing.assert_allclose(np.asarray(compiled(w, x)), expected, rtol=1e-5, atol=1e-6)

@@ -195,7 +195,7 @@ ERRORS = {
         lambda: mw.find_layout(train_step, *mlp(4096, 4096, 16384), topology="h100 2", memory=1e6),
         """No layout of train_step that was found fits into 1 MB a device.
   why:  the smallest takes 839 MB on Topology('h100', 2)
-  fix:  more chips, a smaller batch, or mw.checkpoint(layer) in the step""",
+  fix:  more chips, a smaller batch, more microbatches, or mw.checkpoint(layer) in the step""",
     ),
     "topology": (
         lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100"),
@@ -204,10 +204,22 @@ ERRORS = {
   fix:  topology="h100 64\"""",
     ),
     "microbatches": (
-        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 2", microbatches=4),
-        """find_layout does not cut a step into 4 microbatches.
-  why:  what of a step is done for each of them is not known from its program alone
-  fix:  a step that accumulates its gradients in a lax.scan over microbatches, and microbatches=None""",
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 2", microbatches=2.5),  # type: ignore[arg-type]
+        """microbatches is 2.5.
+  why:  it is how many parts the batch comes in, or a list of such numbers to choose from
+  fix:  microbatches=[1, 2, 4]""",
+    ),
+    "microbatches that do not divide": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 2", microbatches=[1, 3]),
+        """A batch of 8 does not come in 3 microbatches.
+  why:  3 equal parts of its rows are needed
+  fix:  microbatches=2""",
+    ),
+    "microbatches of no batch": (
+        lambda: mw.find_layout(lambda w: w * 2, shape(8, 8), topology="h100 2", microbatches=2),
+        """<lambda> has no batch that comes in 2 microbatches.
+  why:  no argument has the batch as its first dim
+  fix:  batch_args=0, or microbatches=1""",
     ),
     "fixed": (
         lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", fixed={"x": 3}),
@@ -492,3 +504,18 @@ def test_bytes_that_are_estimated_are_near_those_that_are_simulated() -> None:
     other = next(one for one in found if one.kind == "estimated")
     held = other.peak_bytes_per_device
     assert held == pytest.approx(other.simulation.peak_bytes_per_device, rel=0.2)
+
+
+def test_a_step_in_microbatches_is_laid_out_as_it_is_pasted() -> None:
+    args = mlp(1 << 14, 256, 1024)
+    least = simulated({"data": 4}, {"up": P("data"), "down": P("data")}, P("data"), args, "h100 4")
+    memory = 4 * (1 << 14) * 256 * 2  # bytes, twice what a device has of the batch
+    found = mw.find_layout(train_step, *args, topology="h100 4", fixed={"data": 4}, microbatches=[1, 8], memory=memory)
+    parts = found.best
+    assert parts.microbatches == 8 and parts.fits and not parts.constraints and parts.seconds > least
+    names: dict[str, Any] = {"train_step": train_step}
+    exec(parts.code(), names)
+    topology = mw.hardware.Topology("h100", 4)
+    assert mw.simulate(names["train_step"].lower(*args).compile(), topology).seconds == parts.seconds
+    assert mw.simulate(parts.compile(), topology).seconds == parts.seconds
+    assert "microbatches" in found.table().splitlines()[0]

@@ -39,6 +39,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", "--chip", dest="hardware", default="h100", metavar="MACHINE",
                         help="a chip ('h100'), or chips in a shape ('tpu v5p 4x4x4') (default: h100)")  # fmt: skip
     parser.add_argument("--memory", type=float, metavar="GB", help="of a device (default: what the chip has)")
+    parser.add_argument("--microbatches", metavar="N,…",
+                        help="parts that the batch may come in, one after the other (default: 1)")  # fmt: skip
     parser.add_argument("--mode", default="exact", choices=MODES, help="how times are reckoned (default: exact)")
     parser.add_argument("--explain", action="store_true",
                         help="say what bounds the best, what others lose, what would make another best")  # fmt: skip
@@ -57,11 +59,13 @@ def run(args: argparse.Namespace) -> int:
     machine = read_chips(args.hardware, args.chips)
     step, params, batch = step_of_file(args.program, args.config, args.batch)
     memory = None if args.memory is None else args.memory * 1e9
+    counts = None if args.microbatches is None else _numbers(args.microbatches)
     try:
         with as_typed():
             found = find_layout(
-                step, params, batch, topology=machine, batch_args=1, memory=memory, mode=args.mode, progress=_say
-            )
+                step, params, batch, topology=machine, batch_args=1, memory=memory, microbatches=counts,
+                mode=args.mode, progress=_say,
+            )  # fmt: skip
     except NoLayoutFits as error:
         error.where = ""  # the line of this command
         print(error, file=sys.stderr)
@@ -78,6 +82,14 @@ def run(args: argparse.Namespace) -> int:
             print(f"\n{found.explain()}")
         print(f"\n{found.best.code('jax' if args.jax else 'meshwright')}")
     return 0
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers between commas."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise TextError(f"--microbatches is {text!r}.", why="it is numbers between commas", fix="--microbatches 1,2,4")
+    return [int(part) for part in parts]
 
 
 def _say(mesh: str) -> None:
@@ -116,6 +128,7 @@ def _facts(one: FoundLayout) -> dict[str, Any]:
     specs = [str(s.spec) for s in tree.leaves(one.in_shardings)]
     return {
         "mesh": dict(one.mesh.shape),
+        "microbatches": one.microbatches,
         "name": one.name,
         "in_shardings": dict(zip(one.step.leaf_names, specs, strict=True)),
         "constraints": [str(constraint) for constraint in one.constraints],

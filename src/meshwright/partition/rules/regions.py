@@ -72,10 +72,10 @@ def _region(
     return program_, needs, brought
 
 
-def _carry_layouts(local: Localizer, inside: Sequence[Var], init: Sequence[Atom]) -> list[TensorSharding]:
-    """One layout for each value that a loop carries: what propagation found for it, or where it starts."""
+def _carry_layouts(local: Localizer, outs: Sequence[Var], init: Sequence[Atom]) -> list[TensorSharding]:
+    """One layout for each value that a loop carries and returns: what propagation found for it, or where it starts."""
     found = []
-    for var, atom in zip(inside, init, strict=True):
+    for var, atom in zip(outs, init, strict=False):
         wanted = local.wanted.get(var)
         found.append(finished(closed(wanted)) if wanted is not None else _reduced_layout(local, atom))
     return found
@@ -120,9 +120,9 @@ def _scan(local: Localizer, eqn: Eqn) -> list[Version]:
     params = eqn.params
     body, n_consts, n_carry = params["body"], params["consts"], params["carry"]
     consts, init, xs = cut(eqn.inputs, n_consts, n_carry)
-    _, carry_vars, row_vars = cut(body.inputs, n_consts, n_carry)
+    row_vars = body.inputs[n_consts + n_carry :]
     const_layouts = [_reduced_layout(local, atom) for atom in consts]
-    carry_layouts = _carry_layouts(local, carry_vars, init)
+    carry_layouts = _carry_layouts(local, eqn.outputs, init)
     row_layouts = []
     for var, atom in zip(row_vars, xs, strict=True):
         wanted = local.wanted.get(var)
@@ -159,7 +159,7 @@ def _while(local: Localizer, eqn: Eqn) -> list[Version]:
     test_consts, body_consts, init = cut(eqn.inputs, n_test, n_body)
     test_layouts = [_reduced_layout(local, atom) for atom in test_consts]
     body_layouts = [_reduced_layout(local, atom) for atom in body_consts]
-    carry_layouts = _carry_layouts(local, body.inputs[n_body:], init)
+    carry_layouts = _carry_layouts(local, eqn.outputs, init)
     values = [
         _read(local, atoms, layouts, "the loop reads it")
         for atoms, layouts in ((test_consts, test_layouts), (body_consts, body_layouts), (init, carry_layouts))

@@ -33,13 +33,14 @@ def code_of(layout: FoundLayout, to: str) -> str:
     lines.append(f"in_shardings = {placed.format(', '.join(names))}")
     outs = _out_text(step, tree.unflatten(step.out_tree, range(step.out_tree.num_leaves)))
     lines.append(f"out_shardings = {outs}")
-    donate = step.donate
-    jit_name = "jax.jit" if jax else "mw.jit"
+    donate, name = step.donate, _identifier(step.name)
     extra = f", donate_argnums={donate}" if donate else ""
-    lines.append(
-        f"{_identifier(step.name)} = {jit_name}({_identifier(step.name)}, in_shardings=in_shardings, "
-        f"out_shardings=out_shardings{extra})"
-    )
+    if step.microbatches > 1 and jax:
+        lines.append(f"# {name} with its batch in {step.microbatches} parts, whose gradients a jax.lax.scan sums:")
+    elif step.microbatches > 1:
+        lines.append(f"{name} = mw.microbatched({name}, {step.microbatches}, batch_args={step.batch_args})")
+    call = "jax.jit" if jax else "mw.jit"
+    lines.append(f"{name} = {call}({name}, in_shardings=in_shardings, out_shardings=out_shardings{extra})")
     if layout.constraints and not layout.written:
         constraint = "jax.lax.with_sharding_constraint" if jax else "mw.lax.with_sharding_constraint"
         lines += ["", "# In the step, values to be laid out so:"]

@@ -44,7 +44,10 @@ def _as_it_is(name: str, value: Any, of: str) -> Any:
     return value
 
 
-@checked("a layout search", batch_args=_as_it_is, memory=_as_it_is, fixed=_as_it_is, progress=function)
+@checked(
+    "a layout search", batch_args=_as_it_is, memory=_as_it_is, fixed=_as_it_is, microbatches=_as_it_is,
+    progress=function,
+)  # fmt: skip
 def find_layout(
     f: Callable[..., Any],
     *args: Any,
@@ -52,7 +55,7 @@ def find_layout(
     batch_args: int | Sequence[int] | None = None,
     memory: float | None = None,
     fixed: Mapping[str, int] | BaseMesh | None = None,
-    microbatches: int | None = None,
+    microbatches: int | Sequence[int] | None = None,
     mode: str = "exact",
     progress: Callable[[str], None] | None = None,
 ) -> FoundLayouts:
@@ -60,9 +63,11 @@ def find_layout(
 
     ``args`` are arrays, or shapes alone (`mw.ShapeDtypeStruct`). ``batch_args`` are the positions of those whose first
     dim is the batch, by default all that the step does not return anew. ``memory`` is what a device has, in bytes;
-    ``fixed`` a mesh to stay on, or its sizes; ``progress`` is called with the sizes of each mesh. The layouts that
-    are returned were partitioned and simulated, so their seconds are those of the program that runs; each has its mesh,
-    shardings and memory, can be compiled, and printed as code.
+    ``fixed`` a mesh to stay on, or its sizes; ``progress`` is called with the sizes of each mesh. With
+    ``microbatches`` the step takes its batch in so many parts, one after the other (`mw.microbatched`); of several
+    numbers, those are found that are fastest. The layouts that are returned were partitioned and simulated, so their
+    seconds are those of the program that runs; each has its mesh, shardings and memory, can be compiled, and printed
+    as code.
 
     >>> import meshwright as mw
     >>> def step(w, x):
@@ -74,39 +79,62 @@ def find_layout(
     (8, True, True)
     """
     machine = _machine(topology)
-    if microbatches is not None and microbatches != 1:
-        raise MeshwrightError(
-            f"find_layout does not cut a step into {microbatches!r} microbatches.",
-            where=here(),
-            why="what of a step is done for each of them is not known from its program alone",
-            fix="a step that accumulates its gradients in a lax.scan over microbatches, and microbatches=None",
-        )
-    step = Step(f, args, batch_args)
+    whole = Step(f, args, batch_args)
+    steps = [whole.in_microbatches(count) for count in _counts(microbatches)]
     if memory is None:
         memory = machine.chip.known("hbm_bytes", inf)
     if isinstance(memory, bool) or not isinstance(memory, Real) or not memory > 0:
         raise MeshwrightError(
             f"The memory of a device is {memory!r}.", where=here(), why="it is a number of bytes", fix="memory=80e9"
         )
-    search = LayoutSearch(step, machine, memory, mode)
     wanted = mesh_sizes(machine.size) if fixed is None else [_fixed(fixed, machine)]
-    candidates: list[Candidate] = []
-    for sizes in wanted:
-        if progress is not None:
-            progress(" x ".join(map(str, sizes.values())))
-        candidates += search.on(sizes)
-    simulate_best(search, sorted(candidates, key=lambda one: one.seconds), wanted)
-    climb(search)
-    found = _with_whole(search)
+    found, bound = list[FoundLayout](), inf
+    for step in steps:
+        search = LayoutSearch(step, machine, memory, mode)
+        found += _searched(search, wanted, progress)
+        bound = min(bound, search.bound)
+    found.sort(key=_order)
     if not found[0].fits:
         least = min(found, key=lambda one: one.peak_bytes_per_device)
         raise NoLayoutFits(
-            f"No layout of {step.name} that was found fits into {size_text(memory)} a device.",
+            f"No layout of {whole.name} that was found fits into {size_text(memory)} a device.",
             where=here(),
             why=f"the smallest takes {size_text(least.peak_bytes_per_device)} on {machine}",
-            fix="more chips, a smaller batch, or mw.checkpoint(layer) in the step",
+            fix="more chips, a smaller batch, more microbatches, or mw.checkpoint(layer) in the step",
         )
-    return FoundLayouts(tuple(to_paste(found)), search.bound)
+    return FoundLayouts(tuple(to_paste(found)), bound)
+
+
+def _searched(
+    search: LayoutSearch, meshes: Sequence[Mapping[str, int]], progress: Callable[[str], None] | None
+) -> list[FoundLayout]:
+    """The layouts of a step that were found on these meshes, the fastest that fits first."""
+    candidates: list[Candidate] = []
+    for sizes in meshes:
+        if progress is not None:
+            progress(" x ".join(map(str, sizes.values())))
+        candidates += search.on(sizes)
+    simulate_best(search, sorted(candidates, key=lambda one: one.seconds), meshes)
+    climb(search)
+    return _with_whole(search)
+
+
+def _counts(given: Any) -> list[int]:
+    """How many parts the batch may come in."""
+    counts = [1] if given is None else given if isinstance(given, list | tuple | range) else [given]
+    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
+        raise MeshwrightError(
+            f"microbatches is {given!r}.",
+            where=here(),
+            why="it is how many parts the batch comes in, or a list of such numbers to choose from",
+            fix="microbatches=[1, 2, 4]",
+        )
+    return list(dict.fromkeys(counts))
+
+
+def _order(one: FoundLayout) -> tuple[bool, float]:
+    """What is better is less: those that fit by their seconds."""
+    return not one.fits, one.seconds
 
 
 def _ranked(search: LayoutSearch) -> list[FoundLayout]:
@@ -115,7 +143,7 @@ def _ranked(search: LayoutSearch) -> list[FoundLayout]:
     found: dict[tuple[float, int], FoundLayout] = {}
     for one in sorted(search.made.values(), key=lambda one: (len(one.mesh.shape), bool(one.constraints))):
         found.setdefault((float(f"{one.seconds:.9g}"), one.peak_bytes_per_device), one)
-    return sorted(found.values(), key=lambda one: (not one.fits, one.seconds))
+    return sorted(found.values(), key=_order)
 
 
 def _with_whole(search: LayoutSearch) -> list[FoundLayout]:

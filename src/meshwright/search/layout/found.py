@@ -86,6 +86,11 @@ class FoundLayout:
         """Whether that is no more than there is."""
         return self.peak_bytes_per_device <= self.memory
 
+    @property
+    def microbatches(self) -> int:
+        """In how many parts the batch comes, one after the other."""
+        return 1 if self.step is None else self.step.microbatches
+
     def compile(self) -> Compiled:
         """The step compiled in this layout: what was simulated."""
         assert self.step is not None and self.program is not None
@@ -123,11 +128,13 @@ class FoundLayouts(Charted):
         return self.found[n]
 
     def table(self) -> str:
-        """A line for each layout: its mesh, what is split, seconds by kind, and memory."""
-        heads = ("mesh", "layout", "seconds", "compute", "exposed", "memory", "")
+        """A line for each layout: its mesh, what is split, seconds by kind, and memory; and the parts of the batch."""
+        parts = any(one.microbatches > 1 for one in self.found)
+        heads = ("mesh", *["microbatches"] * parts, "layout", "seconds", "compute", "exposed", "memory", "")
         rows = [
             (
                 mesh_text(one.mesh.shape),
+                *[str(one.microbatches)] * parts,
                 one.name,
                 time_text(one.seconds),
                 shown_time(one.figures.compute_seconds, one.seconds),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
+from meshwright.api.microbatched import checked_arguments, microbatched
 from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
 from meshwright.compile.compiled import Compiled
 from meshwright.compile.jit import jit
@@ -41,6 +42,7 @@ class Step:
             )
         self.function, self.args, self.batch_args = function, tuple(args), batch_args
         self.given: Callable[..., Any] | None = None  # the user's function, if this is one with constraints
+        self.microbatches = 1
         self.name = getattr(function, "__name__", "step")
         leaves, self.in_tree = tree.flatten((self.args, {}))
         self.types = tuple(leaf_type(x) for x in leaves)
@@ -65,7 +67,25 @@ class Step:
 
     def with_arguments(self, args: Sequence[Any]) -> Step:
         """The same step on other arguments."""
-        return Step(self.function, args, self.batch_args)
+        found = Step(self.function, args, self.batch_args)
+        found.microbatches = self.microbatches
+        return found
+
+    def in_microbatches(self, count: int) -> Step:
+        """The step with its batch in so many parts, one after the other."""
+        if count == 1:
+            return self
+        numbers = tuple(sorted({self.argument[n] for n in self.batch}))
+        if not numbers:
+            raise ShapeError(
+                f"{self.name} has no batch that comes in {count} microbatches.",
+                where=here(),
+                why="no argument has the batch as its first dim",
+                fix=f"batch_args={len(self.args) - 1}, or microbatches=1",
+            )
+        found = Step(microbatched(self.function, count, batch_args=numbers), self.args, numbers)
+        found.microbatches = count
+        return found
 
     @property
     def leaf_names(self) -> list[str]:
@@ -122,17 +142,8 @@ class Step:
 
     def _batch(self, given: Any) -> set[int]:
         """The leaves that have the batch as their first dim."""
-        numbers = (
-            range(len(self.args)) if given is None else given if isinstance(given, tuple | list | set) else (given,)
-        )
-        wrong = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < len(self.args)]
-        if wrong:
-            raise ShapeError(
-                f"There is no argument {wrong[0]!r}.",
-                where=here(),
-                why=f"batch_args are positions of the {len(self.args)} arguments of {self.name}",
-                fix=f"batch_args={len(self.args) - 1}",
-            )
+        count = len(self.args)
+        numbers = range(count) if given is None else checked_arguments(given, count, self.name)
         return {n for n, arg in enumerate(self.argument) if arg in numbers and self.types[n].ndim}
 
     @property

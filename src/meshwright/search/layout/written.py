@@ -49,6 +49,8 @@ def written(layout: FoundLayout, plain_seconds: float) -> FoundLayout | None:
     not pay."""
     step = layout.step
     assert step is not None
+    if step.microbatches > 1:  # constraints are on values of parts, which no line of the step makes
+        return None
     try:
         found = _simulated(layout, step, tuple(_expressions(step, layout.specs)))
     except (MeshwrightError, OSError, SyntaxError, TypeError):  # no source, or none that can be run by itself
