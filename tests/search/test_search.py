@@ -13,7 +13,7 @@ import pytest
 from meshwright import dist, hardware
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.search.bounds import StepBounds
-from meshwright.search.transformer_plan import dtypes_of
+from meshwright.search.transformer_plan import TransformerPlan, dtypes_of
 from meshwright.simulate.pipelines import peak_activations
 
 ROWS = json.loads((pathlib.Path(__file__).parents[1] / "device" / "distir_mlp_table.json").read_text())
@@ -168,15 +168,15 @@ def test_what_is_found_is_a_sequence_and_is_told_as_it_comes():
 
 
 def test_without_a_pipeline_gradients_are_accumulated():
-    """A GPT of 76B on 1,024 A100s, eight to a node: two microbatches are faster than one, and take half the memory."""
+    """A GPT of 76B on 1,024 A100s, eight to a node: two microbatches take as long as one, and half the memory."""
     shape = hardware.TransformerShape(60, 10240, 40960, 80, 128, 51200, gated=False, tied=True)
     some = {"recompute": ["full"], "sequence_parallel": [False], "tensor": [8], "zero": [3], "pipeline": [1]}
     found = dist.grid_search(shape, hardware.Topology("a100", 1024), 1792, sequence=2048, flash=False, **some)
     times = {e.strategy.microbatches: e for e in found}
     assert times.keys() == {1, 2, 7, 14}
-    assert found.best == times[2]
-    assert found.best.seconds < 0.95 * times[1].seconds
-    assert found.best.peak_bytes_per_device < 0.6 * times[1].peak_bytes_per_device
+    assert times[2].seconds < 1.01 * times[1].seconds
+    assert times[2].peak_bytes_per_device < 0.6 * times[1].peak_bytes_per_device
+    assert found.best.seconds < 11.01  # what this layout was once estimated to take, when the search did not try it
 
 
 def test_a_model_that_fits_nowhere_gives_what_needs_the_least_memory():
@@ -269,17 +269,18 @@ def bounds_and_estimates(seed: int, count: int):
             options["context"] = [1, 2]
         possible = list(dist.strategies(shape, chips, batch, **options))
         strategy = draw.choice(possible)
-        bounds = StepBounds((shape, sequence), batch, costs, dtypes_of(item, state))
-        sizes = {"sequence": sequence, "itemsize": item, "state_bytes": state}
-        yield bounds.of(strategy), bounds.closer(strategy), dist.estimate(shape, strategy, batch, costs, **sizes)
+        model, dtypes = (shape, sequence), dtypes_of(item, state)
+        quick = StepBounds(model, batch, costs, dtypes).of(strategy)
+        found = dist.estimate(shape, strategy, batch, costs, sequence=sequence, itemsize=item, state_bytes=state)
+        yield [quick, *TransformerPlan(model, strategy, batch, costs, dtypes).bounds()], found
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
 def test_no_strategy_takes_less_time_or_memory_than_its_bounds(seed):
-    for least, closer, found in bounds_and_estimates(seed, 40 if seed else 4):
-        assert least.seconds <= found.seconds * (1 + 1e-9), found.strategy
-        assert closer <= found.seconds * (1 + 1e-9), found.strategy
-        assert least.nbytes <= found.peak_bytes_per_device, found.strategy
+    for bounds, found in bounds_and_estimates(seed, 40 if seed else 4):
+        for least in bounds:
+            assert least.seconds <= found.seconds * (1 + 1e-9), found.strategy
+            assert least.nbytes <= found.peak_bytes_per_device, found.strategy
 
 
 def test_every_size_of_a_microbatch_that_divides_is_tried():

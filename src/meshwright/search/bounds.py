@@ -3,7 +3,7 @@
 Time: matmuls run at the chip's rate; the sums of tensor parallelism stand between a layer's matmuls, forward, and those
 of the cotangent, backward. A device does its layers for every microbatch; the last one of a pipeline begins when the
 first microbatch has come through the stages before it, and after its last the cotangents go back through them. With
-zero from 2 on, links carry the gradients of a layer for every microbatch, and with 3 its parameters.
+zero from 2 on, links carry the gradients of layers and tables for every microbatch, and with 3 their parameters.
 
 Memory: what a device holds of parameters, gradients and the optimizer's state, and what layers keep of the microbatches
 that are under way.
@@ -11,6 +11,7 @@ that are under way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -110,7 +111,9 @@ class StepBounds:
         else:
             least += s.microbatches * times.head
         if s.zero > 1:
-            least = max(least, s.microbatches * s.chunks * min(layers) * self.shared(s.mesh_sizes, s.zero))
+            layer, table = self.shared(s.mesh_sizes, s.zero)
+            carried = s.chunks * min(layers) * layer + (table if s.pipeline == 1 else 0.0)
+            least = max(least, s.microbatches * carried)
         state = self.state(s.data if s.zero else 1, s.tensor, s.context, s.expert, s.zero, min(s.microbatches, 2))
         tables = 0
         if s.pipeline == 1:
@@ -144,16 +147,21 @@ class StepBounds:
         backward = max((2 + again) * forward, waited, (1 + again) * sums)
         return _LayerTimes(forward + sums, backward, waited, head)
 
-    def _shared(self, mesh: tuple[int, ...], zero: int) -> float:
-        """Of a layer and a microbatch: its gradient scattered, and its parameters gathered forward and backward."""
+    def _shared(self, mesh: tuple[int, ...], zero: int) -> tuple[float, float]:
+        """Of a microbatch: the gradient of a layer scattered, and its parameters gathered forward and backward; and
+        those of tables, which are gathered once."""
         data, tensor, _, context, expert = mesh
         if context > 1 or expert > 1 or data == 1:
-            return 0.0
+            return 0.0, 0.0
         matrices = self.shape.attention_parameters + self.shape.mlp_parameters
-        size = matrices / self.shape.layers / tensor * 2
+        tables = (1 if self.shape.tied else 2) * self.shape.vocab * self.shape.width
         kinds = ("reduce_scatter", "all_gather", "all_gather")[: 2 * zero - 3]
-        costs = [collective_cost(kind, size, self.topology(mesh), ("data",), self.mode) for kind in kinds]
-        return sum(cost.bandwidth_seconds for cost in costs)
+
+        def seconds(parameters: float, kinds: Sequence[str]) -> float:
+            on, size = self.topology(mesh), parameters / tensor * 2
+            return sum(collective_cost(kind, size, on, ("data",), self.mode).bandwidth_seconds for kind in kinds)
+
+        return seconds(matrices / self.shape.layers, kinds), seconds(tables, kinds[:2])
 
     # Memory
 

@@ -90,9 +90,12 @@ class TransformerPlan:
         return self.totals.peak_bytes
 
     def bounds(self) -> Iterator[Least]:
-        """A bound that is had before a step is put together."""
+        """A bound that is had before a step is put together; without a pipeline, its time before its memory."""
         quick = bounds_for((self.shape, self.sequence), self.batch, self.costs, self.dtypes)
-        yield Least(quick.closer(self.strategy), quick.nbytes(self.strategy))
+        nbytes = quick.of(self.strategy).nbytes
+        yield Least(quick.closer(self.strategy), nbytes)
+        if self.strategy.pipeline == 1:
+            yield Least(self.least_seconds(), nbytes)
 
     def least_seconds(self) -> float:
         """A bound on the time: the work of the device that has most, without a wait."""

@@ -58,7 +58,7 @@ class Schedule:
     def devices(self) -> int:
         return len(self.orders)
 
-    @property
+    @cached_property
     def microbatches(self) -> int:
         return 1 + max((task.microbatch for order in self.orders for task in order), default=-1)
 
@@ -162,36 +162,64 @@ class Schedule:
             clock[device] = max(clock[device], start + length)
         return tuple(clock), {placed: start for (placed, _, _), start in zip(self._links, starts, strict=True)}
 
+    @cached_property
+    def _messages(self) -> list[list[tuple[int, int, int]]]:
+        """The tasks of each device: their kind, the message that each waits for, and the one that it sends; -1 is none.
+
+        Kinds are numbered by phase, first microbatch or other, and stage; messages by phase, microbatch and stage.
+        """
+        devices, stages = self.devices, self.devices * self.chunks
+        back, orders = self.microbatches * stages, []  # the number of the first message of B
+        for device, order in enumerate(self.orders):
+            found = []
+            for phase, k, chunk in order:
+                stage = chunk * devices + device
+                kind, here = (stages if k else 0) + stage, k * stages + stage
+                if phase == "F":
+                    one = kind, here if stage else -1, here + 1 if stage < stages - 1 else -1
+                elif phase == "B":
+                    here += back
+                    one = kind + 2 * stages, here if stage < stages - 1 else -1, here - 1 if stage else -1
+                else:
+                    one = kind + 4 * stages, -1, -1
+                found.append(one)
+            orders.append(found)
+        return orders
+
     def ends(self, time: Callable[[str, int, int], TaskTime]) -> tuple[float, ...]:
         """When each device is done with its tasks, as `play` has it: the devices go ahead in turns as far as they can.
+
+        ``time`` is that of a phase, of the first microbatch (0) or of any other (1), and of a stage.
 
         >>> one_f_one_b(2, 2).ends(lambda phase, k, stage: TaskTime(1.0, 1.5))
         (7.0, 5.5)
         """
-        devices, last = len(self.orders), len(self.orders) * self.chunks - 1
-        come: dict[tuple[str, int, int], float] = {}  # when what a task waits for has come from another device
+        orders, devices, stages = self._messages, self.devices, self.devices * self.chunks
+        times = [time(phase, k, stage) for phase in "FBW" for k in (0, 1) for stage in range(stages)]
+        seconds, arrives = [one.seconds for one in times], [one.arrives for one in times]
+        come = [-1.0] * (2 * self.microbatches * stages)  # when what a task waits for has come from another device
         at, clock = [0] * devices, [0.0] * devices
         turns = deque(range(devices))
         while turns:
             device = turns.popleft()
-            order, now, first = self.orders[device], clock[device], at[device]
-            for n in range(first, len(order)):
-                phase, k, chunk = order[n]
-                stage = chunk * devices + device
-                if (phase == "F" and stage) or (phase == "B" and stage < last):
-                    ready = come.pop((phase, k, stage), None)
-                    if ready is None:
+            order, now, first = orders[device], clock[device], at[device]
+            n = first
+            while n < len(order):
+                kind, wanted, sent = order[n]
+                if wanted >= 0:
+                    ready = come[wanted]
+                    if ready < 0:
                         break
-                    now = max(now, ready)
-                seconds, arrives = time(phase, k, stage)
-                if phase != "W":
-                    come[phase, k, stage + (1 if phase == "F" else -1)] = now + arrives
-                now += seconds
-                at[device] = n + 1
-            clock[device] = now
-            if at[device] > first and devices > 1:  # those next to it may wait for what it has done
+                    if ready > now:
+                        now = ready
+                if sent >= 0:
+                    come[sent] = now + arrives[kind]
+                now += seconds[kind]
+                n += 1
+            at[device], clock[device] = n, now
+            if n > first and devices > 1:  # those next to it may wait for what it has done
                 turns += ((device + 1) % devices, (device - 1) % devices)
-        if any(n < len(order) for n, order in zip(at, self.orders, strict=True)):
+        if any(n < len(order) for n, order in zip(at, orders, strict=True)):
             self.in_order()  # which says what waits for what
         return tuple(clock)
 

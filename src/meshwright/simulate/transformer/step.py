@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from meshwright.core import tree
@@ -25,7 +25,7 @@ from meshwright.hardware.transformer import TransformerShape
 from meshwright.simulate.machine import COMPUTE, TaskCost
 from meshwright.simulate.memory import Alive, MemoryUse, memory
 from meshwright.simulate.pipelines import PipelineTask, Starts, TaskTime, peak_activations, schedule_of
-from meshwright.simulate.schedule import Event, order_of
+from meshwright.simulate.schedule import BlockSchedule, Event, order_of
 from meshwright.simulate.simulation import Simulation, block_leaves
 from meshwright.simulate.tasks import Task, TaskBlock
 from meshwright.simulate.transformer import program as model
@@ -98,29 +98,26 @@ def train_step(
 class StepTotals:
     """The numbers of a train step that a search compares; each is found when it is asked for."""
 
-    def __init__(self, whole: Callable[[], StepSimulation], stages: _PipelinedStep | None) -> None:
-        self._whole, self._stages = whole, stages
+    def __init__(self, step: _WholeStep | _PipelinedStep) -> None:
+        self._step = step
 
     @cached_property
     def simulation(self) -> StepSimulation:
-        return self._whole()
+        return self._step.result()
 
     @property
     def peak_bytes(self) -> int:
-        use = self.simulation.memory if self._stages is None else self._stages.memory()[0]
-        return use.peak_bytes
+        return self._step.use.peak_bytes
 
     @property
     def least_seconds(self) -> float:
         """The work of the device that has most, without a wait."""
-        return self.simulation.seconds if self._stages is None else max(self._stages.busy)
+        return max(self._step.busy)
 
     @property
     def seconds(self) -> tuple[float, float]:
         """Seconds of a step, and the part of them in which devices wait for microbatches."""
-        if self._stages is None:
-            return self.simulation.seconds, 0.0
-        return self._stages.total[0], self._stages.bubble_fraction
+        return self._step.total[0], self._step.bubble_fraction
 
 
 def step_totals(
@@ -137,10 +134,8 @@ def step_totals(
     """The numbers of `train_step`, without its timeline."""
     model.check(shape, strategy, batch, sequence)
     on = player(hardware, shape, strategy, mode, overlap)
-    if strategy.pipeline == 1:
-        return StepTotals(partial(_whole, shape, strategy, batch, sequence, dtypes, on), None)
-    stages = _PipelinedStep(StepRegions(shape, strategy, batch, sequence, dtypes), batch, on)
-    return StepTotals(stages.result, stages)
+    step = StepRegions(shape, strategy, batch, sequence, dtypes)
+    return StepTotals(_WholeStep(step, batch, on) if strategy.pipeline == 1 else _PipelinedStep(step, batch, on))
 
 
 def step_memory(
@@ -151,33 +146,61 @@ def step_memory(
         program, _ = step_program(shape, strategy, batch, sequence, dtypes)
         return memory(program, donated=[True] * (len(program.inputs) - 1) + [False], flash=strategy.flash)
     model.check(shape, strategy, batch, sequence)
-    return _Stages(StepRegions(shape, strategy, batch, sequence, dtypes)).memory()[0]
+    return _Stages(StepRegions(shape, strategy, batch, sequence, dtypes)).use
 
 
 # Without a pipeline: the program
 
 
-def _whole(
-    shape: TransformerShape, strategy: Strategy, batch: int, sequence: int, dtypes: StepDtypes, on: Player
-) -> StepSimulation:
-    program, _ = step_program(shape, strategy, batch, sequence, dtypes)
-    block = on.block(program)
-    on.reader.known.pop(id(program))  # it does not come again, unlike the layers in it
-    schedule = on.scheduler.schedule(block)
-    on.scheduler.blocks.pop(id(block))
-    order = order_of(block, schedule.starts)
-    donated = [True] * (len(program.inputs) - 1) + [False]
-    use = memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=block.flash)
-    step = StepRegions(shape, strategy, batch, sequence, dtypes)
-    optimizer = sum(times * _compute(on.block(one)) for one, times in updates(step, shape.layers, True, True))
-    kinds = state_bytes(step, shape.layers, True, True)
-    kinds["activations"] = residual_bytes(step, shape.layers, True, True)
-    kinds = _up_to(kinds, use.peak_bytes)
-    return StepSimulation(
-        schedule.seconds, schedule.events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes), block,
-        on.machine, shape, strategy, batch * sequence, sequence, dtype_name(dtypes.parameters), 0.0,
-        _parts(block, schedule.seconds, optimizer, 0.0), kinds, strategy.devices * _product_flops(block),
-    )  # fmt: skip
+class _WholeStep:
+    """The program of a step on a machine."""
+
+    bubble_fraction = 0.0
+
+    def __init__(self, step: StepRegions, batch: int, on: Player) -> None:
+        self.step, self.batch, self.on = step, batch, on
+
+    @cached_property
+    def block(self) -> TaskBlock:
+        step = self.step
+        program, _ = step_program(step.shape, step.strategy, self.batch, step.sequence, step.dtypes)
+        found = self.on.block(program)
+        self.on.reader.known.pop(id(program))  # it does not come again, unlike the layers in it
+        return found
+
+    @cached_property
+    def schedule(self) -> BlockSchedule:
+        found = self.on.scheduler.schedule(self.block)
+        self.on.scheduler.blocks.pop(id(self.block))
+        return found
+
+    @property
+    def busy(self) -> list[float]:
+        return [self.schedule.seconds]
+
+    @property
+    def total(self) -> tuple[float]:
+        return (self.schedule.seconds,)
+
+    @cached_property
+    def use(self) -> MemoryUse:
+        block = self.block
+        donated = [True] * (len(block.program.inputs) - 1) + [False]
+        order = order_of(block, self.schedule.starts)
+        return memory(block.program, donated=donated, kernels=block.kernels, order=order, flash=block.flash)
+
+    def result(self) -> StepSimulation:
+        step, on, block, schedule, use = self.step, self.on, self.block, self.schedule, self.use
+        shape, strategy, sequence, layers = step.shape, step.strategy, step.sequence, step.shape.layers
+        optimizer = sum(times * _compute(on.block(one)) for one, times in updates(step, layers, True, True))
+        kinds = state_bytes(step, layers, True, True)
+        kinds["activations"] = residual_bytes(step, layers, True, True)
+        kinds = _up_to(kinds, use.peak_bytes)
+        return StepSimulation(
+            schedule.seconds, schedule.events, use, on.machine.topology, on.machine.axes, tuple(on.machine.notes),
+            block, on.machine, shape, strategy, self.batch * sequence, sequence, dtype_name(step.dtypes.parameters),
+            0.0, _parts(block, schedule.seconds, optimizer, 0.0), kinds, strategy.devices * _product_flops(block),
+        )  # fmt: skip
 
 
 def _up_to(kinds: dict[str, int], peak: int) -> dict[str, int]:
@@ -387,8 +410,13 @@ class _Stages:
             found[f"{name} B"] = _transient(back, [*counted, *residuals, *table], loose, flash)
         return found
 
+    @property
+    def use(self) -> MemoryUse:
+        return self.memory[0]
+
+    @cached_property
     def memory(self) -> tuple[MemoryUse, dict[str, int]]:
-        """The device that needs most."""
+        """What the device that needs most holds, and by kind."""
         s, step = self.strategy, self.step
         alive = peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks)
         transients = self.transients()
@@ -558,7 +586,7 @@ class _PipelinedStep(_Stages):
         block = self.tasks(busiest)
         events = self.events(busiest, starts, clock[busiest], block.tasks[-1])
         optimizer = sum(times * _compute(on.block(one)) for one, times in self.update(busiest))
-        use, kinds = self.memory()
+        use, kinds = self.memory
         executed = sum(_product_flops(self.tasks(device)) for device in range(s.pipeline))
         bubble = total - self.busy[busiest]
         with_sends = self.block([*self.sends(busiest), *block.tasks])
