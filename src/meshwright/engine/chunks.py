@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from meshwright.engine.blas import one_blas_thread
+from meshwright.engine.threads import cpus, in_parts, run_all
+
 Kernel = Callable[..., None]  # kernel(*operand chunks, *result chunks): 1-D arrays of one length, or of stride 0
 
 _PER_THREAD = 1 << 17  # elements below which another thread costs more than it saves
+_SUMMED_BYTES = 1 << 24  # that are summed in the time in which another thread wakes up
+_PAGE = 1 << 10  # elements that one thread writes at least: whole pages
+_BLOCK = 1 << 16  # elements of a sum that stay in the cache
 
 
 def map_chunks(
@@ -41,36 +46,10 @@ def map_chunks(
             for views in chunks:
                 kernel(*views)
 
-    threads = max(1, min(_cpus(), size // _PER_THREAD))
+    threads = max(1, min(cpus(), size // _PER_THREAD))
     bounds = [size * n // threads for n in range(threads + 1)]
-    _run_all([(run, start, stop) for start, stop in pairwise(bounds)])
+    run_all([partial(run, start, stop) for start, stop in pairwise(bounds)])
     return tuple(outs)
-
-
-def _cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _run_all(calls: Sequence[tuple[Any, ...]]) -> None:
-    """Make the calls at the same time; the first one in this thread."""
-    failures: list[BaseException] = []
-
-    def call(function: Any, *args: Any) -> None:
-        try:
-            function(*args)
-        except BaseException as failure:
-            failures.append(failure)
-
-    others = [threading.Thread(target=call, args=each) for each in calls[1:]]
-    for thread in others:
-        thread.start()
-    call(*calls[0])
-    for thread in others:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 LARGE_BYTES = 1 << 22  # of an array that several threads sum or copy
@@ -99,15 +78,26 @@ def sum_rows(ufunc: np.ufunc, bare: bool = False) -> Callable[..., Any]:
             and out.flags.c_contiguous
         ):
             rows, total = x.reshape(x.shape[0], -1), out.reshape(-1)
-            np.dot(np.ones(x.shape[0], dtype), rows, total)
-            if bare:  # which BLAS is not
-                (lost,) = np.nonzero((total == 0) & (rows[0] == 0) & np.signbit(rows[0]))
-                total[lost] = reduce_from_nothing(rows[:, lost], (0,), dtype)
+            with one_blas_thread():
+                threads = min(cpus(), x.nbytes // _SUMMED_BYTES)
+                in_parts(lambda part: _sum_part(rows[:, part], total[part], bare), total.size, threads, _PAGE)
         else:
-            _in_parts(lambda part: in_part(x[:, part], (0,), dtype, out[part]), x.shape[1])
+            in_parts(lambda part: in_part(x[:, part], (0,), dtype, out[part]), x.shape[1], cpus())
         return out
 
     return reduce
+
+
+def _sum_part(rows: Any, total: Any, bare: bool) -> None:
+    """The sum of rows by BLAS. It adds to zero, which makes negative zeros positive ones; a ``bare`` sum does not."""
+    ones = np.ones((1, len(rows)), rows.dtype)
+    for start in range(0, total.size, _BLOCK):
+        part = slice(start, start + _BLOCK)
+        block, found = rows[:, part], total[None, part]
+        np.matmul(ones, block, found)
+        if bare and (found == 0).any():
+            (lost,) = np.nonzero((found[0] == 0) & np.signbit(block[0]))
+            found[0, lost] = reduce_from_nothing(block[:, lost], (0,), rows.dtype)
 
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
@@ -120,11 +110,5 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     def copy(part: slice) -> None:
         view[part] = x[part]
 
-    _in_parts(copy, x.shape[0])
+    in_parts(copy, x.shape[0], cpus())
     return out
-
-
-def _in_parts(function: Callable[[slice], Any], size: int) -> None:
-    threads = max(1, min(_cpus(), size))
-    bounds = [size * n // threads for n in range(threads + 1)]
-    _run_all([(function, slice(start, stop)) for start, stop in pairwise(bounds)])

@@ -29,6 +29,7 @@ from meshwright.core.limits import refuse_impossible
 from meshwright.core.trace import set_namespace
 from meshwright.core.types import TensorType
 from meshwright.engine import random_special, special
+from meshwright.engine.blas import matmul
 from meshwright.engine.convolution import conv_general_dilated
 from meshwright.engine.linear_algebra import cholesky, solve_triangular
 from meshwright.engine.ordering import top_k
@@ -105,6 +106,7 @@ def _add_parts(shape: tuple[int, ...], dtype: Any, parts: Any) -> Any:
 NUMPY = NumpyNamespace(
     add_parts=_add_parts,
     power=power,
+    matmul=matmul,
     conv_general_dilated=conv_general_dilated,
     cholesky=cholesky,
     solve_triangular=solve_triangular,
