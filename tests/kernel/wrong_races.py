@@ -296,8 +296,8 @@ def the_wrong_slot_is_sent(x_ref, out_ref, buffers, send, receive):
     left, right = around()
     buffers[0] = x_ref[...]
     barrier(left, right)
-    pltpu.async_remote_copy(buffers.at[1], buffers.at[2], send, receive, device_id={"x": right}).wait()
-    out_ref[...] = buffers[2]  # here
+    pltpu.async_remote_copy(buffers.at[1], buffers.at[2], send, receive, device_id={"x": right}).wait()  # here
+    out_ref[...] = buffers[2]
 
 
 ROWS = pl.BlockSpec((2, 16), lambda i: (i, 0))

@@ -18,7 +18,8 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError, TreeError
-from meshwright.ops.basic import convert
+from meshwright.ops.basic import broadcast_in_dim, convert
+from meshwright.ops.shape import concatenate
 
 Function = Callable[..., Any]
 
@@ -86,9 +87,10 @@ def rows(f: Function, start: Any, xs: Any, steps: int, reverse: bool) -> tuple[A
     return carry, tree.map(_stacked, found[0], *found[1:])
 
 
-def _stacked(*ys: Value) -> Array:
-    data = np.stack([y.data for y in ys])  # type: ignore[attr-defined]
-    return Array(data, TensorType(data.shape, data.dtype))
+def _stacked(*ys: Value) -> Value:
+    rows = [broadcast_in_dim(y, shape=(1, *y.shape), dims=tuple(range(1, y.ndim + 1))) for y in ys]
+    found: Value = concatenate(*rows, dim=0)
+    return found
 
 
 def _next(before: Any, after: Any, what: str) -> Any:

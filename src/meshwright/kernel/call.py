@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -18,14 +19,14 @@ from meshwright.hardware.topology import Topology
 from meshwright.kernel.language.body import mismatch, named_too, scoped
 from meshwright.kernel.language.position import TaskPosition
 from meshwright.kernel.language.refs import Ref
-from meshwright.kernel.language.semaphores import SemaphoreRef
+from meshwright.kernel.language.semaphores import SemaphoreArray, SemaphoreRef
 from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
 from meshwright.kernel.pipeline.allocations import Allocation
 from meshwright.kernel.pipeline.arguments import PipelineArg
 from meshwright.kernel.pipeline.blocks import BlockSpec
 from meshwright.kernel.pipeline.pipelines import Pipeline, renest
 from meshwright.kernel.races.history import race_error
-from meshwright.kernel.run.faults import KernelError
+from meshwright.kernel.run.faults import BarrierError, KernelError
 from meshwright.kernel.run.machine import ACTIONS, KernelMachine
 from meshwright.kernel.run.memory import Data
 from meshwright.kernel.run.schedules import Adversarial, Seeded, TaskSchedule, nth
@@ -324,6 +325,7 @@ def _run(
     )
     machine.collective_id = call.params.collective_id
     machine.grid_names = call.grid_names
+    machine.parallel = call.parallel
     ready = [
         _prepare(call, machine, task, inputs[task.device], None if places is None else places[task.device])
         for task in machine.tasks
@@ -336,6 +338,9 @@ def _run(
             machine.run(lambda task: ready[task.entity].run())
         if clock is not None and clock.dry:
             return []
+        if races:
+            _require_written(call, machine, ready)
+        _note_in_flight(call, mesh, ready, races)
         results = [[_taken(ref) for ref in operands.outs] for operands in ready[:: call.cores]]
         machine.finish()
     except Exception as error:
@@ -349,6 +354,64 @@ def _run(
     if machine.history is not None and machine.history.races:
         raise race_error(list(machine.history.races.values()))
     return results
+
+
+def _require_written(call: KernelCall, machine: KernelMachine, ready: Sequence[_Operands]) -> None:
+    """Refuse results that were not written, or not all of them, and a ``collective_id`` that nothing uses."""
+    if machine.history is None or machine.history.races:
+        return
+    for operands in ready[:: call.cores]:
+        for ref in operands.outs:
+            if isinstance(ref, Ref) and ref.buffer.accesses is not None:
+                ref.buffer.accesses.require_defined(call.name, call.source)
+    params = call.params
+    if params.collective_id is None or params.allow_collective_id_without_custom_barrier or machine.size == 1:
+        return
+    if not any(
+        isinstance(made, SemaphoreArray) and made.kind is SemaphoreType.BARRIER for made in machine.memory.values()
+    ):
+        raise BarrierError(
+            f"{call.name} has collective_id={call.params.collective_id}, and uses no barrier semaphore.",
+            where=call.source.show() if call.source else "",
+            why="with an id of its own a kernel starts without a barrier, and has to make one",
+            fix="compiler_params without collective_id, or\nbarrier = pltpu.get_barrier_semaphore()\n"
+            "pltpu.semaphore_signal(barrier, device_id=neighbor)\npltpu.semaphore_wait(barrier)",
+        )
+
+
+class _InFlight(threading.local):
+    """Kernels that have handed over semaphores with something on them, by collective id and mesh."""
+
+    kernels: dict[Any, tuple[str, Source | None]]
+
+    def __init__(self) -> None:
+        self.kernels = {}
+
+
+_in_flight = _InFlight()
+
+
+def _note_in_flight(call: KernelCall, mesh: dict[str, int], ready: Sequence[_Operands], races: bool) -> None:
+    """Refuse a kernel with the collective id of one that is still in flight: started, and not waited for."""
+    if any(isinstance(ref, SemaphoreRef) for ref in ready[0].ins):
+        _in_flight.kernels.clear()  # it goes on with what another has started
+    number = call.params.collective_id
+    if number is None:
+        return
+    key = (number, *mesh.items())
+    name, source = _in_flight.kernels.pop(key, ("", None))
+    if name and races:
+        raise BarrierError(
+            f"{call.name} has collective_id={number}, as {name} has, which is still in flight.",
+            where=call.source.show() if call.source else "",
+            why=f"copies of {name} are not waited for yet"
+            + (f" (it is called at {source.show()})" if source else "")
+            + ";\nthe barrier semaphore is one for both, so a signal of the one may let the other pass",
+            fix=f"pltpu.CompilerParams(collective_id={number + 1}) for one of them",
+        )
+    handed = [s for one in ready for ref in one.outs if isinstance(ref, SemaphoreRef) for s in ref.array]
+    if any(s.count for s in handed):
+        _in_flight.kernels[key] = (call.name, call.source)
 
 
 def _taken(ref: Any) -> Any:

@@ -14,6 +14,7 @@ from meshwright.core.types import TensorType
 from meshwright.errors import TracerError
 from meshwright.kernel.language.indexing import resolve, sizes_of
 from meshwright.kernel.language.spaces import MemorySpace
+from meshwright.kernel.races.poison import poisoned, unwrapped, watch
 from meshwright.kernel.run.faults import BoundsError, CopyError, KernelError, ScopeError
 from meshwright.kernel.run.memory import Bitcast, Box, Buffer, Data, Path, Reshape, box_of, reshaped
 from meshwright.kernel.run.tasks import current
@@ -307,7 +308,10 @@ def load(ref: Ref, key: Any) -> Array:
     if buffer.unfilled is not None:
         buffer.before_read(ref.box)
     if buffer.accesses is not None:
-        buffer.accesses.read_by_task(task, ref)
+        undefined = buffer.accesses.read_by_task(task, ref)
+        if undefined is not None and undefined is not False:
+            trace.state.watch = watch  # until the kernel ends
+            return poisoned(np.array(found), undefined, buffer.accesses.origin(task, ref, undefined))
     data = np.array(found) if not task.machine.clock.dry or found.dtype.kind in "biu" else _no_numbers(found)
     return Array(data, TensorType(data.shape, data.dtype))
 
@@ -330,6 +334,7 @@ def store(ref: Ref, key: Any, value: Any) -> None:
     buffer = ref.buffer
     if trace.state.builder is not None or not buffer.alive or not buffer.addressable:
         check_reachable(buffer, "written")
+    value, poison = unwrapped(value)
     if key is Ellipsis:
         data = fitted(value, ref.data.shape, ref.data.dtype, buffer.label)
         target = ref
@@ -348,7 +353,10 @@ def store(ref: Ref, key: Any, value: Any) -> None:
         )
     if buffer.unfilled is not None:
         buffer.before_write(target.box)
-    if buffer.accesses is not None:
+    if buffer.accesses is not None and poison is not None:
+        buffer.accesses.write_by_task(task, target, np.broadcast_to(poison.undefined, target.data.shape))
+        buffer.accesses.poison = (poison.origin, task.source())
+    elif buffer.accesses is not None:
         buffer.accesses.write_by_task(task, target)
     if not task.machine.clock.dry or data.dtype.kind in "biu":
         ref.data[index] = data

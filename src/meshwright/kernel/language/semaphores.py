@@ -134,7 +134,7 @@ def _weight(chain: deque[Signal], length: int) -> int:
 class Semaphore:
     """One counter of one device. There may be many that nobody ever signals."""
 
-    __slots__ = ("array", "count", "index", "last", "record", "spent", "times", "waiter")
+    __slots__ = ("array", "count", "index", "last", "passed", "record", "spent", "times", "waiter")
 
     def __init__(self, array: SemaphoreArray, index: tuple[int, ...]) -> None:
         self.array = array
@@ -144,11 +144,18 @@ class Semaphore:
         self.waiter: KernelTask | None = None
         self.last: Signal | None = None
         self.record: InTurn | Unproved | None = None
+        # The last wait for signals of several devices: whose, its event, and who had signalled.
+        self.passed: tuple[int, int, frozenset[int]] | None = None
         self.spent = 0  # how much was waited for of signals that are still in the record
 
     @property
     def label(self) -> str:
         return self.array.label + (str(list(self.index)) if self.index else "")
+
+    @property
+    def title(self) -> str:
+        """``the semaphore send[1]``, ``the barrier semaphore``."""
+        return self.label if self.label.startswith("the ") else f"the semaphore {self.label}"
 
     def arrive(self, time: float, amount: int) -> None:
         """Keep the time at which a signal comes."""

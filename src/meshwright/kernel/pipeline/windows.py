@@ -113,6 +113,7 @@ class Window:
 
     def _start(self, task: KernelTask, source: Ref, target: Ref, number: int, line: Source | None) -> None:
         copy = Transfer(task, source, target, task.device, task.core, False, line)
+        copy.pipelined = True
         task.machine.start(copy, None, self.semaphores[number % self.count])
 
     def _wait(self, task: KernelTask, number: int, index: tuple[Any, ...], why: str) -> None:
@@ -211,12 +212,15 @@ class Window:
 
 def add_into(target: Ref, other: Ref, task: KernelTask) -> None:
     """``target += other`` in memory, as the pipeline does it when it accumulates."""
-    for ref, write in ((other, False), (target, False), (target, True)):
+    undefined: Any = None
+    for ref in (other, target):
         if ref.buffer.unfilled is not None:
             ref.buffer.before_read(ref.box)
-        accesses = ref.buffer.accesses
-        if accesses is not None:
-            (accesses.write_by_task if write else accesses.read_by_task)(task, ref)
+        if ref.buffer.accesses is not None:
+            found = ref.buffer.accesses.read_by_task(task, ref)
+            undefined = found if undefined is None else undefined if found is None else undefined | found
+    if target.buffer.accesses is not None:
+        target.buffer.accesses.write_by_task(task, target, undefined)
     if task.machine.clock.dry:
         return
     with np.errstate(all="ignore"):
@@ -230,7 +234,6 @@ def copy_into(target: Ref, other: Ref, task: KernelTask) -> None:
     if target.buffer.unfilled is not None:
         target.buffer.before_write(target.box)
     if other.buffer.accesses is not None and target.buffer.accesses is not None:
-        other.buffer.accesses.read_by_task(task, other)
-        target.buffer.accesses.write_by_task(task, target)
+        target.buffer.accesses.write_by_task(task, target, other.buffer.accesses.read_by_task(task, other))
     if not task.machine.clock.dry:
         target.data[...] = other.data

@@ -35,6 +35,15 @@ class BufferRegion(Protocol):
     def box(self) -> Box | None: ...
 
 
+class WholeBuffer:
+    """All of a buffer, as a region of it."""
+
+    path: Path = ()
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.box: Box | None = tuple((0, n) for n in shape)
+
+
 class AccessCell:
     """The last accesses to a part of a buffer, the same for all of its elements."""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshwright.core.source import Source
-from meshwright.kernel.races.accesses import UNDEFINED, AccessMap, BufferRegion
+from meshwright.kernel.races.accesses import UNDEFINED, AccessMap, BufferRegion, WholeBuffer
 from meshwright.kernel.races.history import Access, History, Race
-from meshwright.kernel.run.faults import UninitializedError
+from meshwright.kernel.races.poison import PoisonOrigin
+from meshwright.kernel.run.faults import KernelError, UninitializedError
 from meshwright.kernel.run.memory import Buffer, select_elements
 
 if TYPE_CHECKING:
@@ -25,48 +28,93 @@ _INITIAL = 1 << _EVENT_BITS  # written before the kernel started
 class AccessChecker:
     """Who last wrote and read each part of a buffer."""
 
-    __slots__ = ("access_map", "buffer", "history")
+    __slots__ = ("access_map", "buffer", "history", "poison")
 
     def __init__(self, history: History, buffer: Buffer, initialized: bool) -> None:
         self.history = history
         self.buffer = buffer
+        # The read of memory nobody wrote that what is stored here depends on, and the line of the store.
+        self.poison: tuple[PoisonOrigin, Source | None] | None = None
         self.access_map = AccessMap(buffer.data.shape, _INITIAL if initialized else 0)
 
     # Accesses of tasks
 
-    def read_by_task(self, task: KernelTask, region: BufferRegion) -> None:
-        """A load."""
+    def read_by_task(self, task: KernelTask, region: BufferRegion) -> Any:
+        """A load; which of the elements have no value, where that is so: True, or a mask."""
         source = task.source()
+        undefined = False
         for value in self.access_map.written(region):
             if value == 0 or value & UNDEFINED:
-                if self._coming(task, region, source):
-                    continue
-                raise self._uninitialized(task, region, source)
-            self._after_write(task, value, "reads", task, source)
+                undefined = undefined or not self._coming(task, region, source)
+            if value and not (value & UNDEFINED and undefined):
+                self._after_write(task, value, "reads", task, source)
+                self._require_own_step(task, value, source)
         self.access_map.read(region, task.entity, self.history.event(task, source))
+        return self.access_map.undefined(region) if undefined else None
 
-    def write_by_task(self, task: KernelTask, region: BufferRegion) -> None:
-        """A store."""
+    def write_by_task(self, task: KernelTask, region: BufferRegion, undefined: Any = None) -> None:
+        """A store; of what has no value, where ``undefined``."""
         source = task.source()
         for value in self.access_map.written(region):
             self._after_write(task, value, "writes", task, source)
         self._after_reads(task, region, task.entity, source)
-        self.access_map.write(region, (task.entity + 1) << _EVENT_BITS | self.history.event(task, source))
+        self.access_map.write(region, (task.entity + 1) << _EVENT_BITS | self.history.event(task, source), undefined)
 
     def clear(self, task: KernelTask, region: BufferRegion) -> None:
         """Memory gets another use: what it holds has no value there."""
         self.write_by_task(task, region)
         self.access_map.write(region, (task.entity + 1) << _EVENT_BITS | int(task.clock[task.entity]), True)
 
-    def _uninitialized(self, task: KernelTask, region: BufferRegion, source: Source | None) -> UninitializedError:
-        missing = self.access_map.undefined(region)
+    def origin(self, task: KernelTask, region: BufferRegion, undefined: Any) -> PoisonOrigin:
+        """What is said of a read of memory that nothing was written to; of what a store has put there, of that read."""
+        if self.poison is not None:
+            return self.poison[0]
         total = select_elements(self.buffer.data, region.path).size
-        count = int(missing.sum()) if isinstance(missing, np.ndarray) else total
-        return UninitializedError(
-            f"{task.name} reads memory that nothing was written to.",
+        count = int(undefined.sum()) if isinstance(undefined, np.ndarray) else total
+        return PoisonOrigin(task.name, count, total, self.buffer.label, task.source())
+
+    def _require_own_step(self, task: KernelTask, value: int, source: Source | None) -> None:
+        """Refuse to read what another step along a parallel axis of the grid has written."""
+        if not task.steps or value & _COPY or (value >> _EVENT_BITS) - 1 != task.entity:
+            return
+        before = bisect_right(task.steps, value & _EVENT_MASK, key=itemgetter(0)) - 1
+        if before < 0 or task.steps[before][1] == task.steps[-1][1]:
+            return
+        axis, there, now = next(
+            (axis, a, b)
+            for axis, a, b in zip(task.machine.parallel, task.steps[before][1], task.steps[-1][1], strict=True)
+            if a != b
+        )
+        line = self.history.events[task.entity][value & _EVENT_MASK]
+        raise KernelError(
+            f"{self.buffer.label} carries a value along axis {axis} of the grid, which is said to be parallel.",
             where=source.show() if source else "",
-            why=f"{count} of the {total} elements of {self.buffer.label} it reads have no value yet",
-            fix="store to it first, or wait for the copy that fills it",
+            why=f"step {now} along it reads what step {there} has written"
+            + (f" at {line.show()}" if line else "")
+            + ";\nsteps along a parallel axis are run in any order, or on several cores",
+            fix=f'"arbitrary" in the place of "parallel" for axis {axis} in dimension_semantics',
+        )
+
+    def require_defined(self, name: str, home: Source | None) -> None:
+        """Refuse a result of which some elements were never written, or hold what depends on memory nobody wrote."""
+        whole = WholeBuffer(self.buffer.data.shape)
+        if not any(value == 0 or value & UNDEFINED for value in self.access_map.written(whole)):
+            return
+        undefined = self.access_map.undefined(whole)
+        size = self.buffer.data.size
+        count = int(undefined.sum()) if isinstance(undefined, np.ndarray) else size
+        if self.poison is not None:
+            origin, line = self.poison
+            raise origin.error(
+                f"\nand {count} of the {size} elements of {self.buffer.label}, a result, depend on them"
+                + (f":\n{line.show()}" if line else "")
+            )
+        raise UninitializedError(
+            f"{'All' if count == size else f'{count} of the {size}'} elements of {self.buffer.label}, "
+            f"a result of {name}, are never written.",
+            where=home.show() if home else "",
+            why="what they hold when the kernel ends is arbitrary",
+            fix="store to all of it, in some step of the grid; or make the result smaller: out_shape",
         )
 
     def _coming(self, task: KernelTask, region: BufferRegion, source: Source | None) -> bool:
@@ -90,7 +138,22 @@ class AccessChecker:
             region, [other for other in self.access_map.reading(region) if self.history.knows_read(copy, other)]
         )
         self.access_map.start_read(region, copy)
-        return self.access_map.undefined(region) if undefined else None
+        if not undefined:
+            return None
+        found = self.access_map.undefined(region)
+        if copy.device != copy.starter.device:
+            missing = int(found.sum()) if isinstance(found, np.ndarray) else copy.src.data.size
+            raise UninitializedError(
+                f"{copy.starter.name} sends memory that nothing was written to.",
+                where=copy.source.show() if copy.source else "",
+                why=f"{missing} of the {copy.src.data.size} elements of {self.buffer.label} it sends have no value yet"
+                + (f"\n{self.poison[0].error('').where}" if self.poison else ""),
+                fix="store to it first, or wait for the copy that fills it",
+            )
+        size = copy.src.data.size
+        first = PoisonOrigin(copy.starter.name, size, size, self.buffer.label, copy.source)
+        copy.poison = self.poison or (None if copy.pipelined else (first, None))
+        return found
 
     def write_by_copy(self, copy: Transfer, region: BufferRegion, undefined: Any) -> None:
         """The destination of a copy."""
@@ -98,10 +161,12 @@ class AccessChecker:
             self._after_write(copy, value, "writes", copy, copy.source)
         self._after_reads(copy, region, -1, copy.source)
         self.access_map.write(region, _COPY | copy.number, undefined)
+        if undefined is not None and undefined is not False:
+            self.poison = self.poison or copy.poison
 
     def fill(self, region: BufferRegion) -> None:
-        """Padding: elements that have a value, though an arbitrary one."""
-        self.access_map.write(region, _INITIAL)
+        """Padding: elements that have no value of the operand's."""
+        self.access_map.write(region, _INITIAL, True)
 
     # Order
 

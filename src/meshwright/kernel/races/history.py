@@ -20,6 +20,7 @@ from meshwright.core.source import Source
 from meshwright.kernel.run.faults import BarrierError, RaceError
 
 if TYPE_CHECKING:
+    from meshwright.kernel.language.semaphores import Semaphore
     from meshwright.kernel.run.tasks import KernelTask
     from meshwright.kernel.run.transfers import Transfer
 
@@ -143,6 +144,20 @@ class History:
             self.follows(who, copy)
             or (over is not None and bool(who.clock[over[0]] >= over[1]))
             or self.knows_write(who, copy)
+        )
+
+    def require_passed(self, task: KernelTask, semaphore: Semaphore, source: Source | None) -> None:
+        """Refuse to signal a barrier again before the waiting device is known to have passed it."""
+        owner, number, senders = semaphore.passed or (0, 0, frozenset())
+        if task.entity not in senders or task.clock[owner] >= number:
+            return
+        waiter, others = self.tasks[owner].name, [self.tasks[one].name for one in sorted(senders) if one != task.entity]
+        raise BarrierError(
+            f"{semaphore.title} of {waiter} is signalled again before {waiter} is known to have passed it.",
+            where=source.show() if source else "",
+            why=f"nothing orders this signal of {task.name} after the wait of {waiter} for {task.name} and "
+            f"{', '.join(others[:3])}:\nit may come before that of {others[0]} and let {waiter} pass without it",
+            fix="a semaphore of its own for each barrier: pl.run_scoped(second_barrier, pltpu.SemaphoreType.REGULAR)",
         )
 
     def require_birth(self, copy_clock: Any, owner: KernelTask, birth: int, what: str, source: Source | None) -> None:

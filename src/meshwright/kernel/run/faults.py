@@ -10,6 +10,11 @@ from meshwright.errors import MeshwrightError
 class KernelError(MeshwrightError, RuntimeError):
     """A kernel that is wrong, or a use of the kernel language that cannot be."""
 
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
+        if what.startswith(("device ", "the ", "a ")):
+            what = what[0].upper() + what[1:]
+        super().__init__(what, where=where, why=why, fix=fix)
+
 
 class RaceError(KernelError):
     """Two accesses to the same memory, at least one a write, that nothing orders; ``races`` are all that were found."""

@@ -88,6 +88,7 @@ class KernelMachine(Memories):
         self.steps = 0  # of grids
         self.copies = 0
         self.collective_id: int | None = None
+        self.parallel: list[int] = []  # the axes of the kernel's own grid that are said to be parallel
         self.grid_names: tuple[str | None, ...] = ()  # of the axes of the kernel's own grid
         if self.history is not None:
             for task in self.tasks:
@@ -122,6 +123,8 @@ class KernelMachine(Memories):
         if self.schedule.interrupts:
             self.pause(task)
         source = task.source()
+        if self.history is not None and semaphore.passed is not None:
+            self.history.require_passed(task, semaphore, source)
         self.signallers.setdefault(semaphore.array.key, set()).add((task.entity, source))
         semaphore.add(Signal(amount, task, source, task.entity), self.history is not None)
         if self.history is not None:
@@ -158,7 +161,10 @@ class KernelMachine(Memories):
             self.clock.waited(task, since, why)
         known = semaphore.take(value, not take)
         if self.history is not None:
-            self._learn(task, known, self.history)
+            senders = frozenset(s.sender.entity for s in known if s.copy is None and s.sender is not task)
+            number = self._learn(task, known, self.history)
+            if len(senders) > 1:
+                semaphore.passed = (task.entity, number, senders)
         else:
             for signal in known:
                 signal.copy = None  # lets go of the memory it was between
@@ -187,10 +193,13 @@ class KernelMachine(Memories):
         self.ready += self.looking
         self.looking.clear()
 
-    def _learn(self, task: KernelTask, proved: list[Signal], history: History) -> None:
-        """A wait has proved signals to have come: the task knows what their senders knew, and which copies are over."""
+    def _learn(self, task: KernelTask, proved: list[Signal], history: History) -> int:
+        """A wait has proved signals to have come: the task knows what their senders knew, and which copies are over.
+
+        The number of the event that the wait is.
+        """
         if not proved:
-            return
+            return 0
         for signal in proved:
             if signal.sender is not task:
                 known: Any = signal.clock if signal.copy is None else signal.copy.clock
@@ -203,6 +212,7 @@ class KernelMachine(Memories):
             history.over(task, number, copy, signal.part)
             signal.copy = None
             copy.let_go()
+        return number
 
     # Copies
 
@@ -285,6 +295,9 @@ class KernelMachine(Memories):
         self.steps += 1
         if len(task.grids) == 1:
             self.actions = 0
+            if self.parallel and self.history is not None:
+                place = tuple(task.grids[0][0][axis] for axis in self.parallel)
+                task.steps.append((self.history.event(task, None), place))
         else:
             self.act(task)
 

@@ -145,14 +145,13 @@ class Memories:
             if semaphore.count:
                 signal = semaphore.last
                 raise SemaphoreError(
-                    f"The semaphore {semaphore.label} of {self.device_name(array.device, array.core)} "
-                    f"is left at {semaphore.count}.",
+                    f"{semaphore.title} of {self.device_name(array.device, array.core)} is left at {semaphore.count}.",
                     where=signal.source.show() if signal and signal.source else "",
                     why="every signal must be waited for: the next kernel starts from zero"
                     + (f"; {signal.sender.name} sent the last one" if signal else ""),
                     fix="copy.wait() for copies of as many bytes as were started"
                     if array.kind is SemaphoreType.DMA
-                    else f"pltpu.semaphore_wait({array.label}, {semaphore.count})",
+                    else f"pltpu.semaphore_wait({semaphore.label.removeprefix('the ').split()[0]}, {semaphore.count})",
                 )
 
     def _unfinished(self, copy: Transfer, when: str) -> UnfinishedCopyError:

@@ -18,7 +18,7 @@ class KernelTask:
 
     __slots__ = (
         "clock", "coordinates", "core", "device", "done", "entity", "generator", "greenlet", "grids", "looks",
-        "machine", "need", "regions", "scopes", "seen", "time", "units", "used", "waiting", "why", "windows",
+        "machine", "need", "regions", "scopes", "seen", "steps", "time", "units", "used", "waiting", "why", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,7 @@ class KernelTask:
         self.scopes: list[Any] = []  # what is allocated, in order: positions are addresses
         self.regions: list[str] = []  # names given by ``trace``
         self.windows: dict[int, Any] = {}  # of pipelines whose memory their parent owns
+        self.steps: list[tuple[int, tuple[int, ...]]] = []  # of the grid's: the first event, where along parallel axes
         self.units: dict[int, Any] = {}  # matrix units that are used step by step
         self.generator: Any = None  # of random numbers, once it is seeded
         self.used: dict[Any, int] = {}  # bytes in use by space

@@ -24,8 +24,8 @@ class Transfer:
     """
 
     __slots__ = (
-        "add", "clock", "core", "device", "dst", "finish", "nbytes", "number", "payload", "read_over",
-        "receive", "send", "source", "src", "starter", "undefined", "write_over",
+        "add", "clock", "core", "device", "dst", "finish", "nbytes", "number", "payload", "pipelined", "poison",
+        "read_over", "receive", "send", "source", "src", "starter", "undefined", "write_over",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +44,8 @@ class Transfer:
         self.send: tuple[Semaphore, Signal] | None = None
         self.receive: tuple[Semaphore, Signal] | None = None
         self.payload: Data | None = None
+        self.pipelined = False  # whether it is a pipeline's
+        self.poison: Any = None  # the read of what nobody wrote that some of it depends on, and the line of its store
         self.undefined: Data | None = None
         self.clock: Any = None
         self.read_over: tuple[int, int] | None = None  # the task and its event that proved the read over
@@ -151,7 +153,7 @@ class Transfer:
             if not others and self.nbytes > semaphore.spent:
                 return f"of its {self.nbytes} bytes {semaphore.spent} have been waited for"
             text = others[0].show() if others else "another copy"
-            return f"the semaphore {semaphore.label} is shared: what was waited for may have been the signal of\n{text}"
+            return f"{semaphore.title} is shared: what was waited for may have been the signal of\n{text}"
         return "no wait for the copy comes before the access"
 
 

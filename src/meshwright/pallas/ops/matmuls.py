@@ -248,7 +248,7 @@ def all_gather_matmul(
         _body(each, tile[1]), grid=_grid(m, each, n, tile), in_specs=ins, out_specs=out, should_accumulate_out=True
     )
     memory = [pltpu.ANY((), x.dtype), pltpu.ANY((), y.dtype), pltpu.ANY((), x.dtype)]
-    shapes = [struct((m, n), x.dtype), struct((len(cuts), 2, m, each), x.dtype)]
+    shapes = [struct((m, n), x.dtype), struct((len(cuts), min(2, lax.axis_size(axis_name)), m, each), x.dtype)]
     return pl.pallas_call(
         _GatherMatmul(axis_name, bidirectional, fused, cuts, pipeline),
         shapes, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 2,
