@@ -22,12 +22,14 @@ test-all: $(VENV)/dev lint
 bench: $(VENV)/dev
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
 
-# A training loop of flax and optax with one word changed, in a virtual environment of its own
+# A training loop of flax and optax with one word changed, and models of flax and equinox read by from_jax, in a virtual
+# environment of their own
 flax:
 	rm -rf $(APART)
 	$(PYTHON) -m venv $(APART)
-	$(APART)/bin/python -m pip install --quiet --constraint $(PINNED) ".[jax]" flax optax
+	$(APART)/bin/python -m pip install --quiet --constraint $(PINNED) ".[jax]" flax optax equinox pytest
 	$(APART)/bin/python benchmarks/bench_flax.py
+	$(APART)/bin/python -m pytest tests/interop/test_from_jax_libraries.py
 	rm -rf $(APART)
 
 lint: $(VENV)/dev

@@ -24,12 +24,10 @@ def register_containers(*trees: Any) -> None:
     """
     import jax
 
-    for found in trees:
-        leaves, _ = tree.flatten(found)
-        for leaf in leaves:
-            if not jax.tree_util.all_leaves([leaf]):
-                _register(type(leaf))
-                register_containers(leaf)
+    known_to_jax = lambda leaf: not jax.tree_util.all_leaves([leaf])
+    while new := {type(leaf) for leaf in tree.leaves(trees) if known_to_jax(leaf)}:
+        for cls in new:
+            _register(cls)
 
 
 def _register(cls: type) -> None:
