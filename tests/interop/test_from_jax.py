@@ -262,6 +262,29 @@ def test_loops_keep_their_length_and_equations_their_lines() -> None:
     assert {eqn.source.line for loop in loops for eqn in loop.params["body"].eqns if eqn.source} == {line}
 
 
+def test_scopes_directions_and_the_lines_that_led_there() -> None:
+    def product(x: Any, w: Any) -> Any:
+        return x @ w
+
+    def loss(x: Any, w: Any) -> Any:
+        @jax.checkpoint
+        def body(x: Any) -> Any:
+            with jax.named_scope("layer"):
+                return jnp.sin(product(x, w))
+
+        with jax.named_scope("net"):
+            return (body(x) ** 2).sum()
+
+    program = from_jax(jax.grad(loss), normal(4, 4), normal(4, 4))
+    inner = next(eqn for eqn in program.eqns if eqn.op.name == "checkpoint").params["program"].eqns
+    found = [eqn.source for eqn in (*program.eqns, *inner) if eqn.op.name == "dot_general" and eqn.source]
+    assert {(one.call.scopes, one.call.direction) for one in found} == {
+        (("net", "layer"), "forward"), (("net", "layer"), "recomputed"), (("net", "layer"), "backward")
+    }  # fmt: skip
+    start = loss.__code__.co_firstlineno
+    assert [one.line for one in found[0].stack()][:2] == [product.__code__.co_firstlineno + 1, start + 4]
+
+
 def test_laid_out_and_explained() -> None:
     mesh = mw.make_mesh((2, 4), ("data", "model"))
     put = lambda *spec: mw.NamedSharding(mesh, mw.P(*spec))

@@ -108,9 +108,7 @@ def test_models(name: str) -> None:
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adafactor", "lion", "lamb", "rmsprop", "clipped", "sign"])
 def test_optimizers(name: str) -> None:
     optimizer = {
-        "clipped": lambda: optax.chain(
-            optax.clip_by_global_norm(0.5), optax.adamw(optax.linear_schedule(0.1, 0, 9))
-        ),
+        "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(optax.linear_schedule(0.1, 0, 9))),
         "sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
         "sign": lambda: optax.sign_sgd(0.1),
     }.get(name, lambda: getattr(optax, name)(0.1))()

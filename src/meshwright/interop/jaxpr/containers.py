@@ -24,8 +24,8 @@ def register_containers(*trees: Any) -> None:
     """
     import jax
 
-    known_to_jax = lambda leaf: not jax.tree_util.all_leaves([leaf])
-    while new := {type(leaf) for leaf in tree.leaves(trees) if known_to_jax(leaf)}:
+    theirs: Any = jax.tree_util
+    while new := {type(leaf) for leaf in tree.leaves(trees) if not theirs.all_leaves([leaf])}:
         for cls in new:
             _register(cls)
 

@@ -1,28 +1,59 @@
-"""Where in the user's code an equation of JAX was written: JAX notes the frames, this picks those of the user."""
+"""Where in the user's code an equation of JAX was written, and how that was reached: JAX notes frames and names."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
-from meshwright.core.source import Source, is_users
+from meshwright.core.source import BACKWARD, FORWARD, RECOMPUTED, Call, CallSource, Source, is_users
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_known: dict[Any, Source | None] = {}  # by the traceback, which JAX keeps once for each place
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_SECOND = "rematted_computation"  # the scope that JAX puts around what a checkpoint computes again
+_lines: dict[Any, tuple[tuple[str, int, str], ...]] = {}  # by the traceback, which JAX keeps once for each place
 
 
-def source_of(eqn: Any) -> Source | None:
-    """The innermost line of the user's in the frames of an equation, None where JAX kept no frames."""
-    traceback = eqn.source_info.traceback
+class Around(NamedTuple):
+    """What is around the equations of a region: named scopes, and the direction."""
+
+    scopes: tuple[str, ...] = ()
+    direction: str = FORWARD
+
+
+def around(eqn: Any, outside: Around) -> Around:
+    """The scopes and direction of an equation, those of the region it is in included."""
+    scopes, direction = list(outside.scopes), outside.direction
+    for step in eqn.source_info.name_stack.stack:
+        if type(step).__name__ == "Transform":
+            direction = BACKWARD if step.name == "transpose" and direction == FORWARD else direction
+        elif step.name == _SECOND:
+            direction = RECOMPUTED
+        elif scopes[-1:] != [step.name]:  # what was transposed has the scopes of both passes
+            scopes.append(step.name)
+    return Around(tuple(scopes), direction)
+
+
+def source_of(eqn: Any, inside: Around) -> Source | None:
+    """The innermost line of the user's in the frames of an equation, reached by the others; None without frames."""
+    lines = _user_lines(eqn.source_info.traceback)
+    source: Source | None = None
+    for n, (file, line, function) in enumerate(reversed(lines)):
+        last = n == len(lines) - 1
+        call = Call(function, source, *inside) if last else Call(function, source)
+        source = CallSource.of(file, line, call)
+    return source
+
+
+def _user_lines(traceback: Any) -> tuple[tuple[str, int, str], ...]:
+    """The lines of the user's that led to an equation, the innermost first, from the function that is read on."""
     if traceback is None:
-        return None
-    if traceback not in _known:
-        _known[traceback] = next(
-            (
-                Source(frame.file_name, frame.line_num)
-                for frame in traceback.frames
-                if is_users(frame.file_name) and not any(part in frame.file_name for part in _INSTALLED)
-            ),
-            None,
-        )
-    return _known[traceback]
+        return ()
+    if traceback not in _lines:
+        found = []
+        for frame in traceback.frames:
+            if frame.file_name.startswith(_HERE):
+                break
+            if is_users(frame.file_name) and not any(part in frame.file_name for part in _INSTALLED):
+                found.append((frame.file_name, frame.line_num, frame.function_name))
+        _lines[traceback] = tuple(found)
+    return _lines[traceback]

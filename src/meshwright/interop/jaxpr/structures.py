@@ -189,7 +189,7 @@ def _remat(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
         names_which_can_be_saved=[KEPT], names_which_can_be_offloaded=[OFFLOADED],
         offload_src="device", offload_dst="pinned_host",
     )  # fmt: skip
-    return list(checkpoint(type(reader)(policy).function(jaxpr), policy=kept)(*xs))
+    return list(checkpoint(type(reader)(policy, reader.outside).function(jaxpr), policy=kept)(*xs))
 
 
 def _shard_map(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:

@@ -337,9 +337,7 @@ def _whole(mesh: Any, rank: int) -> TensorSharding:
 
 
 def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:
-    return TensorSharding.unchecked(
-        sharding.mesh, sharding.dims, sharding.replicated, unreduced, sharding.reduction
-    )
+    return TensorSharding.unchecked(sharding.mesh, sharding.dims, sharding.replicated, unreduced, sharding.reduction)
 
 
 def _same_placement(one: TensorSharding, other: TensorSharding) -> bool:
