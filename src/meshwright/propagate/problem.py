@@ -179,8 +179,8 @@ class ProblemNode(NamedTuple):
     the values of groups of devices, by ``sum``, ``max``, ``min`` or otherwise (""), None for all other ops. ``key``:
     nodes of equal key, operands and result shardings compute the same values, so that equal constants can become one;
     None if that is not known. ``shows_rule``: its rule is to be written on it. ``ref`` is the reader's: whatever it
-    needs to find its op again. The answer is a ``Problem`` too, with every sharding filled in; its nodes and their clones
-    keep ``ref``; nodes that were added have None, and dead nodes are gone.
+    needs to find its op again. The answer is a ``Problem`` too, with every sharding filled in; its nodes and their
+    clones keep ``ref``; nodes that were added have None, and dead nodes are gone.
     """
 
     kind: Kind
