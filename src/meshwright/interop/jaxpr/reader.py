@@ -18,10 +18,10 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.jaxpr import keys, primitives
 from meshwright.interop.jaxpr.equations import stablehlo_of
-from meshwright.interop.jaxpr.sources import Around, around, source_of
+from meshwright.interop.jaxpr.sources import Surroundings, source_of, surroundings
 from meshwright.interop.jaxpr.structures import KEPT, OFFLOADED, STRUCTURES
 
-_NOTHING = Around()
+_NOTHING = Surroundings()
 _CALLBACKS = ("debug_callback", "pure_callback", "io_callback", "debug_print", "infeed", "outfeed")
 
 
@@ -29,7 +29,7 @@ class Reader:
     """Runs jaxprs on values of ours. ``policy`` is that of the checkpoint around: what it keeps is given a name;
     ``outside`` are the scopes around, and the direction."""
 
-    def __init__(self, policy: Any = None, outside: Around = _NOTHING) -> None:
+    def __init__(self, policy: Any = None, outside: Surroundings = _NOTHING) -> None:
         self.policy = policy
         self.outside = outside
 
@@ -48,13 +48,13 @@ class Reader:
             return primitives.constant(x.val, x.aval.dtype) if hasattr(x, "val") else env[x]
 
         for eqn in jaxpr.eqns:
-            inside = around(eqn, self.outside)
+            inside = surroundings(eqn, self.outside)
             with at_source(source_of(eqn, inside)):
                 outs = self.equation(eqn, [atom(x) for x in eqn.invars], inside)
             env.update(zip(eqn.outvars, outs, strict=True))
         return tuple(atom(x) for x in jaxpr.outvars)
 
-    def equation(self, eqn: Any, xs: list[Value], inside: Around) -> Sequence[Any]:
+    def equation(self, eqn: Any, xs: list[Value], inside: Surroundings) -> Sequence[Any]:
         """The results of one equation."""
         structure = STRUCTURES.get(eqn.primitive.name)
         if structure is not None:

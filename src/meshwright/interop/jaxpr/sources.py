@@ -13,14 +13,14 @@ _SECOND = "rematted_computation"  # the scope that JAX puts around what a checkp
 _lines: dict[Any, tuple[tuple[str, int, str], ...]] = {}  # by the traceback, which JAX keeps once for each place
 
 
-class Around(NamedTuple):
+class Surroundings(NamedTuple):
     """What is around the equations of a region: named scopes, and the direction."""
 
     scopes: tuple[str, ...] = ()
     direction: str = FORWARD
 
 
-def around(eqn: Any, outside: Around) -> Around:
+def surroundings(eqn: Any, outside: Surroundings) -> Surroundings:
     """The scopes and direction of an equation, those of the region it is in included."""
     scopes, direction = list(outside.scopes), outside.direction
     for step in eqn.source_info.name_stack.stack:
@@ -30,10 +30,10 @@ def around(eqn: Any, outside: Around) -> Around:
             direction = RECOMPUTED
         elif scopes[-1:] != [step.name]:  # what was transposed has the scopes of both passes
             scopes.append(step.name)
-    return Around(tuple(scopes), direction)
+    return Surroundings(tuple(scopes), direction)
 
 
-def source_of(eqn: Any, inside: Around) -> Source | None:
+def source_of(eqn: Any, inside: Surroundings) -> Source | None:
     """The innermost line of the user's in the frames of an equation, reached by the others; None without frames."""
     lines = _user_lines(eqn.source_info.traceback)
     source: Source | None = None
