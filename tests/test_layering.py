@@ -48,6 +48,7 @@ LAYERS = (
     "search",
     "interop",
     "debug dist distributed pallas testing",
+    "pytest_plugin",
     "jax",
     "meshwright",
     "tour",

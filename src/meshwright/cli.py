@@ -19,6 +19,7 @@ COMMANDS = {
     "tour": "the main job in a minute",
     "calibrate": "measure the machine at hand and write its numbers to a chip file",
     "cost": "what a program costs on a machine: FLOPs, bytes, communication, memory",
+    "diff": "what changed in the communication of a program: collectives, bytes, seconds, memory",
     "explain": "why a program on a mesh communicates as it does, or why a value of it is sharded so",
     "kernel": "what a kernel copies, computes and sends at the same time",
     "launch": "run a script in several processes, as on several machines",

@@ -6,24 +6,44 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from typing import Any
 
 from meshwright.api.check_partitioned import check_partitioned
 from meshwright.compile.compiled import Compiled
+from meshwright.compile.diff import CommsDiff
+from meshwright.compile.saved import SNAPSHOTS, read_snapshots
+from meshwright.core.files import read_text, write_whole
 from meshwright.core.source import here
 from meshwright.errors import CommunicationError, MeshwrightError
 from meshwright.partition.combine import dearest
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute")
+UPDATE = "MESHWRIGHT_UPDATE_COMMS"  # set in the environment: snapshots are written
 
 
-def assert_comms(compiled: Compiled, *, max_bytes: int | None = None, exact: bool = False, **counts: int) -> None:
+def assert_comms(
+    compiled: Compiled,
+    *,
+    max_bytes: int | None = None,
+    exact: bool = False,
+    snapshot: str | os.PathLike[str] | None = None,
+    name: str | None = None,
+    update: bool | None = None,
+    **counts: int,
+) -> None:
     """Raise unless a compiled program has the given number of collectives of each kind that is named.
 
     With ``exact``, kinds that are not named must not occur. ``max_bytes`` bounds what a device receives in all. A
     collective in a loop counts as often as it runs, in a while loop of unknown length once; of the branches of a cond
     those collectives count that receive the most.
+
+    ``snapshot`` is a file to commit (``comms.json``) that says what the program ``name`` sent when written. Where
+    collectives or their bytes are others now, the error has the difference. It is written with ``update=True``, by
+    ``pytest --update-comms`` (with ``pytest_plugins = ["meshwright.pytest_plugin"]`` in ``conftest.py``), or if
+    ``MESHWRIGHT_UPDATE_COMMS`` is set. By default the name is that of the test that pytest runs.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> mesh = mw.make_mesh((4,), ("x",))
@@ -54,13 +74,48 @@ def assert_comms(compiled: Compiled, *, max_bytes: int | None = None, exact: boo
     wrong = [f"{kind} {found[kind]}, not {n}" for kind, n in wanted.items() if found[kind] != n]
     if max_bytes is not None and received > max_bytes:
         wrong.append(f"{received} bytes received per device, not at most {max_bytes}")
+    diff = _since(compiled, snapshot, name, update) if snapshot is not None else None
+    if diff:
+        wrong.append(f"it sends something else than {os.fspath(snapshot or '')} says")
     if wrong:
         raise CommunicationError(
             "The program communicates in another way than it should.",
             where=here(),
-            why="; ".join(wrong) + "\n" + compiled.explain(),
-            fix="change the shardings, or the numbers given to assert_comms",
+            why="; ".join(wrong) + "\n" + (str(diff) if diff else compiled.explain()),
+            fix="change the shardings, or the numbers given to assert_comms"
+            if not diff
+            else f"change the shardings, or accept it: {UPDATE}=1 pytest",
         )
+
+
+def _since(compiled: Compiled, snapshot: str | os.PathLike[str], name: str | None, update: bool | None) -> CommsDiff:
+    """What changed since a snapshot was written; if it is to be written now, nothing did."""
+    file = os.fspath(snapshot)
+    fix = f"{UPDATE}=1 pytest"
+    called = name or os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0] or "program"
+    found = compiled.explanation(tries=False).to_json()
+    writes = bool(os.environ.get(UPDATE)) if update is None else update
+    there = os.path.exists(file)
+    known = read_snapshots(_text(file, fix), file, fix) if there else {}
+    if writes:
+        whole = {"schema": SNAPSHOTS, "programs": dict(sorted({**known, called: found}.items()))}
+        write_whole(file, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+        return CommsDiff(found, found)
+    if called not in known:
+        raise MeshwrightError(
+            f"{file} says nothing of {called!r}.",
+            where=here(),
+            why=f"it has {', '.join(known) or 'nothing'}" if there else "there is no such file",
+            fix=fix,
+        )
+    return CommsDiff(known[called], found)
+
+
+def _text(file: str, fix: str) -> str:
+    try:
+        return read_text(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeshwrightError(f"{file} cannot be read.", where=here(), why=str(error), fix=fix) from error
 
 
 __all__: list[Any] = ["KINDS", "assert_comms", "check_partitioned"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
+from meshwright.compile.diff import CommsDiff
 from meshwright.compile.engines import check_engine
 from meshwright.core import tree
 from meshwright.core.first_use import no_attribute
@@ -219,8 +220,32 @@ class Compiled:
         found, chosen = self.explanation(hardware), Filter(**wanted)
         return found.records(chosen) if json else found.text(chosen)
 
-    def explanation(self, hardware: Any = None) -> Explanation:
-        """What `explain` says, as an object: its ``rows()``, ``findings`` and ``cheaper()`` shardings of arguments.
+    def diff(self, other: Compiled, hardware: Any = None) -> CommsDiff:
+        """What is different in ``other``: collectives that appeared, went or grew; bytes, seconds and memory before
+        (here) and after (there), by line and scope; as text, or ``.to_json()``. It is true if collectives differ.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mesh = mw.make_mesh((4,), ("x",))
+        >>> def summed(*spec):
+        ...     x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mesh, mw.P(*spec)))
+        ...     return mw.jit(lambda x: x.sum(0)).lower(x).compile()
+        >>> diff = summed("x").diff(summed(None, "x"))
+        >>> [(row.record["kind"], row.is_gone) for row in diff.rows]
+        [('all_reduce', True)]
+        """
+        if not isinstance(other, Compiled):
+            raise MeshwrightError(
+                f"diff is given a {type(other).__name__}.",
+                where=here(),
+                why="what is sent is known of a function that is compiled for given arguments",
+                fix="compiled.diff(mw.jit(f).lower(*args).compile())",
+            )
+        found = [one.explanation(hardware, tries=False).to_json() for one in (self, other)]
+        return CommsDiff(*found)
+
+    def explanation(self, hardware: Any = None, *, tries: bool = True) -> Explanation:
+        """What `explain` says, as an object: its ``rows()``, ``findings`` and ``cheaper()`` shardings of arguments, of
+        which none are tried unless ``tries``.
 
         >>> import meshwright as mw, meshwright.numpy as mnp
         >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mw.make_mesh((4,), ("x",)), mw.P("x")))
@@ -233,7 +258,7 @@ class Compiled:
         names = argument_paths(self._in_tree, self._parameters)
         results = result_paths(self._executable.out_tree)
         placed = self._executable.placed
-        return Explanation(self.collectives, placed, self._executable.program, names, results, self, hardware)
+        return Explanation(self.collectives, placed, self._executable.program, names, results, self, hardware, tries)
 
     def simulate(self, hardware: Any, **options: Any) -> Simulation:
         """One run on hardware: a topology, or a machine of the named chip, with its timeline and memory.

@@ -133,6 +133,7 @@ class Explanation:
     out_names: Sequence[str]
     compiled: Any
     hardware: Any = None
+    tries: bool = True  # whether other shardings of arguments are tried
 
     @cached_property
     def machine(self) -> Any:
@@ -153,9 +154,10 @@ class Explanation:
         instead: list[Suggestion | None] = [None] * len(self.collectives)
         if placed is not None and self.collectives:
             names = ValueNames(placed.source, self.names, self.out_names)
-            reasons = Reasons(placed.propagated, self.names, self.out_names)
             now = measured.simulation if measured is not None else None
-            instead = suggestions(placed, names, self.machine, now, reasons)
+            if self.tries:
+                reasons = Reasons(placed.propagated, self.names, self.out_names)
+                instead = suggestions(placed, names, self.machine, now, reasons)
         programs = [placed.source] if placed is not None else [self.program]
         return findings(self.collectives, programs, names, self.machine, measured, instead)
 

@@ -1,0 +1,191 @@
+"""What changed in the communication of a program: collectives that appeared, went or grew; bytes, seconds, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from meshwright.chart.amounts import size_text, time_text
+from meshwright.compile.value_names import general
+
+SCHEMA = "meshwright.diff/1"
+_TOTALS = {
+    "seconds": ("a step", time_text),
+    "exposed_seconds": ("exposed communication", time_text),
+    "peak_bytes_per_device": ("memory at the peak", size_text),
+    "bytes_received_per_device": ("received per device", size_text),
+}
+
+
+class Amount(NamedTuple):
+    """What collectives of a kind are in all: how many runs, bytes that a device receives, seconds."""
+
+    times: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Any) -> Amount:
+        return Amount(self.times + other.times, self.nbytes + other.nbytes, self.seconds + other.seconds)
+
+    def text(self) -> str:
+        return f"{self.times} ×, {size_text(self.nbytes)}, {time_text(self.seconds)}"
+
+
+class ChangedRow(NamedTuple):
+    """Collectives of one kind over the same axes, that come from one place: before and after, one of them absent if
+    they appeared or went. ``record`` is one of them, as ``explain`` has it."""
+
+    record: Mapping[str, Any]
+    before: Amount
+    after: Amount
+
+    @property
+    def is_new(self) -> bool:
+        return not self.before.times
+
+    @property
+    def is_gone(self) -> bool:
+        return not self.after.times
+
+    @property
+    def saved_seconds(self) -> float:
+        return self.before.seconds - self.after.seconds
+
+    def text(self) -> list[str]:
+        """What it is, and its reason."""
+        one = self.record
+        head = f"{one['kind']} over {', '.join(one['axes'])}"
+        if self.is_new or self.is_gone:
+            amounts = (self.after if self.is_new else self.before).text()
+        else:
+            amounts = f"{self.before.text()} → {self.after.text()}"
+        where = " ".join([one["line"] or "", *(["backward"] if one["direction"] == "backward" else [])])
+        return [f"{head}: {amounts}  {where}".rstrip(), f"    {one['value']}: {one['why']}"]
+
+    def to_json(self) -> dict[str, Any]:
+        kept = ("kind", "axes", "line", "scopes", "direction", "value", "why")
+        return {
+            **{name: self.record[name] for name in kept},
+            "before": self.before._asdict(),
+            "after": self.after._asdict(),
+        }
+
+
+@dataclass(frozen=True)
+class CommsDiff:
+    """The difference of two explanations, both as ``meshwright explain --json`` prints them.
+
+    Collectives are taken for the same if they are of one kind, over the same axes, in the same pass, and come from the
+    same line: that is, from the same text in a function of the same name, wherever in the file that now is.
+    """
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+    @cached_property
+    def rows(self) -> list[ChangedRow]:
+        """What differs in the number of collectives or in bytes, from the largest change of time on."""
+        was, now = (_sums(side["collectives"], _place) for side in (self.before, self.after))
+        records = {_place(one): one for side in (self.before, self.after) for one in side["collectives"]}
+        found = [ChangedRow(records[key], was.get(key, Amount()), now.get(key, Amount())) for key in records]
+        changed = [row for row in found if row.before[:2] != row.after[:2]]
+        return sorted(changed, key=lambda row: -abs(row.saved_seconds))
+
+    @property
+    def appeared(self) -> list[ChangedRow]:
+        return [row for row in self.rows if row.is_new]
+
+    @property
+    def went(self) -> list[ChangedRow]:
+        return [row for row in self.rows if row.is_gone]
+
+    @property
+    def changed(self) -> list[ChangedRow]:
+        """Those of which there are more or fewer, or that move more or less."""
+        return [row for row in self.rows if not row.is_new and not row.is_gone]
+
+    def __bool__(self) -> bool:
+        """Whether other collectives run, or other bytes are sent."""
+        return bool(self.rows)
+
+    def by(self, name: str) -> list[tuple[str, Amount, Amount]]:
+        """Collectives before and after by ``line`` or by ``scope`` (the innermost), where they differ."""
+        was, now = (_sums(side["collectives"], lambda one: _label(one, name)) for side in (self.before, self.after))
+        found = [(key, was.get(key, Amount()), now.get(key, Amount())) for key in {**was, **now}]
+        found = [row for row in found if row[1][:2] != row[2][:2]]
+        return sorted(found, key=lambda row: -abs(row[1].seconds - row[2].seconds))
+
+    def __str__(self) -> str:
+        lines = []
+        if self.before["machine"] != self.after["machine"]:
+            lines.append(f"on {self.before['machine']} before, on {self.after['machine']} after")
+        for name, (title, text) in _TOTALS.items():
+            was, now = self.before[name], self.after[name]
+            if was is not None and now is not None:
+                change = f"{text(was)} → {text(now)} ({_percent(was, now)})"
+                lines.append(f"{title}: {change if was != now else f'{text(now)}, as before'}")
+        if not self.rows:
+            return "\n".join([*lines, "the same collectives"])
+        for title, rows in (("appeared:", self.appeared), ("went:", self.went), ("changed:", self.changed)):
+            if rows:
+                lines += [title, *(f"    {line}" for row in rows for line in row.text())]
+        for name in ("line", "scope"):
+            table = self.by(name)
+            if len(table) > 1:
+                lines.append(f"by {name}:")
+                lines += [f"    {key or '(none)'}: {was.text()} → {now.text()}" for key, was, now in table]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """It as ``meshwright diff --json`` prints it."""
+        totals = ("machine", *_TOTALS)
+        return {
+            "schema": SCHEMA,
+            "before": {name: self.before[name] for name in totals},
+            "after": {name: self.after[name] for name in totals},
+            "appeared": [row.to_json() for row in self.appeared],
+            "went": [row.to_json() for row in self.went],
+            "changed": [row.to_json() for row in self.changed],
+            **{
+                f"by_{name}": [
+                    {name: key, "before": was._asdict(), "after": now._asdict()} for key, was, now in self.by(name)
+                ]
+                for name in ("line", "scope")
+            },
+        }
+
+
+def _sums(records: Sequence[Mapping[str, Any]], key_of: Callable[[Any], Any]) -> dict[Any, Amount]:
+    found: dict[Any, Amount] = {}
+    for one in records:
+        key = key_of(one)
+        found[key] = found.get(key, Amount()) + _amount(one)
+    return found
+
+
+def _amount(one: Mapping[str, Any]) -> Amount:
+    return Amount(one["times"], one["bytes"] * one["times"], one["seconds"] * one["times"])
+
+
+def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes a collective the same before and after a change."""
+    first = one["stack"][0].partition(" ")[2] if one["stack"] else ""
+    text = first.partition("   (in ")[0] or one["line"]
+    return one["kind"], tuple(one["axes"]), one["direction"], text, tuple(map(general, one["scopes"])), _name(one)
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    """The value without its type, whose sizes may be what changed."""
+    return general(one["value"].rpartition(" ")[0])
+
+
+def _label(one: Mapping[str, Any], name: str) -> str:
+    if name == "line":
+        return one["line"] or ""
+    return "/".join(general(scope) for scope in one["scopes"])
+
+
+def _percent(was: float, now: float) -> str:
+    return f"{(now - was) / was:+.1%}".replace("-", "−") if was else "new"
