@@ -3,7 +3,7 @@
 python benchmarks/bench_search.py [--workers 2] [--json]
 
 A 70B decoder of 80 layers, as a user's own step (`decoder_step.py`, its layers written out and scanned) and by its
-sizes, on 64 and 1,024 H100s; GPT-2, by its sizes and as the step of `examples/gpt.py`.
+sizes, on 64 and 1,024 H100s; GPT-2, by its sizes and as the step of `examples/gpt.py` with these.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ sys.path.insert(0, str(HERE.parent / "examples"))
 FIRST_SECONDS, WHOLE_SECONDS, RATE = 5.0, 60.0, 200.0  # bars
 
 
-def steps(module: Any, **config: Any) -> Any:
+def steps(module: Any, settings: Any) -> Any:
     import meshwright as mw
     from meshwright import dist
 
-    settings = module.Config(**config)
     params = mw.eval_shape(lambda key: module.init(key, settings), mw.random.key(0))
     batch = mw.eval_shape(lambda key: module.make_batch(key, settings, batch=8), mw.random.key(0))
     return dist.traced(partial(module.train_step, config=settings), params, batch)
@@ -61,11 +60,11 @@ def main() -> int:
     from meshwright import dist
     from meshwright.commands.models import read_model
 
-    rows = []
+    rows, gpt = [], load("gpt")
     for chips in (64, 1024):
         for name, make, options in (
-            ("70B step, written out", partial(steps, decoder_step), {}),
-            ("70B step, scanned", partial(steps, decoder_step, scan=True), {}),
+            ("70B step, written out", partial(steps, decoder_step, decoder_step.Config()), {}),
+            ("70B step, scanned", partial(steps, decoder_step, decoder_step.Config(scan=True)), {}),
             ("70B by its sizes", partial(read_model, "llama3-70b", 1024), {"sequence": 4096}),
         ):
             rows.append(searched(name, make, chips, args.workers, 1024, **options))
@@ -73,7 +72,7 @@ def main() -> int:
                 show(rows[-1])
     for name, make in (
         ("GPT-2 by its sizes", partial(dist.GPT, 12, 768, 12)),
-        ("GPT-2 step", partial(steps, load("gpt"))),
+        ("GPT-2 step", partial(steps, gpt, gpt.model)),
     ):
         rows.append(searched(name, make, 64, 1, 512))
         if not args.json:

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+import meshwright as mw
 from meshwright import dist, hardware
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.search.bounds import StepBounds
@@ -203,6 +204,20 @@ def test_what_does_not_divide_is_refused():
         "  why:  the strategy is Strategy(data=3)\n"
         "  fix:  a batch that is a multiple of 3"
     )
+
+
+def test_what_is_of_transformers_alone_is_refused_for_others():
+    shapes = hardware.Topology("h100", 4), 64
+    step = mw.value_and_grad(lambda w, x: ((x @ w) ** 2).sum())
+    x, w = (mw.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 16)))
+    for model in (dist.MLP(8, 64, 64), dist.traced(step, w, x)):
+        for space in ({"context": [2]}, {"expert": [1, 2]}, {"sequence_parallel": [True]}, {"flash": False}):
+            with pytest.raises(ShapeError, match="is for a transformer"):
+                dist.grid_search(model, *shapes, **space)
+        with pytest.raises(ShapeError, match="cannot recompute 'attention'"):
+            dist.grid_search(model, *shapes, recompute=["none", "attention"])
+        with pytest.raises(ShapeError, match="cannot recompute 'attention'"):
+            dist.estimate(model, dist.Strategy(recompute="attention"), 64, dist.OnTopology(shapes[0]))
 
 
 def test_estimates_of_another_model_or_machine_in_the_file_are_not_taken(tmp_path):

@@ -121,6 +121,19 @@ def test_estimates_are_kept_in_a_file(tmp_path, capsys):
             "  fix:  leave it out, or --model llama3-70b\n",
         ),
         (
+            ["--model", "mlp:8x64", "--chips", "8", "--context", "1,2"],
+            "Strategy(context=2) is for a transformer.\n"
+            "  why:  context, expert, sequence_parallel and flash say how sequences, experts, norms and attention are "
+            "computed; of other models a search splits tensors in the way that costs least\n"
+            "  fix:  leave it out, or --model llama3-70b or another one\n",
+        ),
+        (
+            ["--model", "mlp:8x64", "--chips", "8", "--recompute", "matmuls"],
+            "The model cannot recompute 'matmuls'.\n"
+            "  why:  of what is no transformer it is known how to recompute 'none', 'full'\n"
+            "  fix:  --recompute full\n",
+        ),
+        (
             ["--model", "gpt2", "--chips", "8", "--zero", "4"],
             "--zero has '4'.\n  why:  it is of 0, 1, 2, 3\n  fix:  --zero 0,1\n",
         ),

@@ -53,7 +53,10 @@ def typed(fix: str, hardware: str = "--hardware") -> str:
     fix = re.sub(r"plan_reshard\(shape, \"(\w+)\", src, dst\)", r"--dtype \1", fix)
     fix = re.sub(r"mw\.device_put\(x, dst\) copies.*", "a --target-mesh of as many devices", fix)
     fix = re.sub(r"compiled\.explain_sharding\((.*)\)", r"--value \1", fix)
-    fix = re.sub(r"(dtype|mode)='(\w+)'", r"--\1 \2", fix)
+    fix = re.sub(r"(dtype|mode|recompute)='(\w+)'", r"--\1 \2", fix)
+    fix = re.sub(
+        r"dist\.Strategy\(data=8\), or a model that is .*", "leave it out, or --model llama3-70b or another one", fix
+    )
     return re.sub(r"while_steps=(\d+)", r"--while-steps \1", fix)
 
 

@@ -16,6 +16,7 @@ from meshwright.simulate.pipelines import peak_activations
 from meshwright.simulate.transformer.strategy import Strategy
 
 MOST_LAYERS = 1 << 12
+RECOMPUTED = ("none", "full")  # what layers may compute again
 
 
 class LayeredPlan:
@@ -38,7 +39,7 @@ class LayeredPlan:
 
     def check(self) -> None:
         s = self.strategy
-        check_batch(s, self.batch)
+        check_batch(s, self.batch, RECOMPUTED)
         if self.model.layers > MOST_LAYERS:
             raise ShapeError(
                 f"A model of {self.model.layers} layers is not costed.",

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 from math import gcd, isqrt
 from typing import Any
 
 from meshwright.errors import ShapeError
 from meshwright.hardware.transformer import TransformerShape
+from meshwright.search import layered_plan, traced_plan
 from meshwright.search.layered import Layered, layered
-from meshwright.search.layered_plan import MOST_LAYERS
+from meshwright.search.strategy import check_kind
 from meshwright.search.traced import Traced
 from meshwright.search.transformer_plan import fits_on, transformer_of
 from meshwright.search.unrolled import MLP
@@ -80,9 +82,11 @@ class SearchSpace:
 
     def _of_layers(self, model: Any, devices: int, batch: int) -> Iterator[Strategy]:
         """Strategies of a model that is made of layers, or traced."""
-        fits = _divided(model)
-        most = min(model.most_stages if isinstance(model, Traced) else layered(model).layers, MOST_LAYERS)
-        kinds, apart = _recomputed(self.recompute, ("none", "full")), not isinstance(model, Traced) or model.separable
+        traced = isinstance(model, Traced)
+        kinds = _recomputed(self.recompute, ("none", "matmuls", "full") if traced else layered_plan.RECOMPUTED)
+        self._check_layers(kinds, traced_plan.RECOMPUTED if traced else layered_plan.RECOMPUTED)
+        fits, apart = _divided(model), not isinstance(model, Traced) or model.separable
+        most = min(model.most_stages if isinstance(model, Traced) else layered(model).layers, layered_plan.MOST_LAYERS)
         for data, tensor, pipeline in self._degrees(devices, batch, most):
             if not fits(data, tensor, pipeline, pipeline):
                 continue
@@ -94,6 +98,15 @@ class SearchSpace:
                             yield Strategy(data, tensor, pipeline).with_(
                                 microbatches=k, schedule=schedule, chunks=v, zero=z, recompute=kind
                             )
+
+    def _check_layers(self, kinds: Sequence[str], possible: Sequence[str]) -> None:
+        """Refuse what is said of transformers alone."""
+        positions = any(self.sequence_parallel or ())
+        for context, expert in zip_longest(self.context or (), self.expert or (), fillvalue=1):
+            check_kind(Strategy(context=context, expert=expert), possible)
+        check_kind(Strategy(tensor=2, sequence_parallel=positions, flash=self.flash), possible)
+        for kind in kinds:
+            check_kind(Strategy(recompute=kind), possible)
 
     def _degrees(self, devices: int, batch: int, most: int) -> Iterator[tuple[int, int, int]]:
         """Data, tensor and pipeline degrees whose product is the number of devices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -45,15 +46,27 @@ def facts_of(found: Estimate) -> dict[str, Any]:
     return asdict(found)
 
 
-def check_batch(strategy: Strategy, batch: int) -> None:
+def check_batch(strategy: Strategy, batch: int, recompute: Sequence[str]) -> None:
     """Refuse what is for transformers alone, and a batch that does not divide."""
-    if strategy.context != 1 or strategy.expert != 1 or strategy.sequence_parallel:
+    check_kind(strategy, recompute)
+    check_parts("batch", batch, strategy.data * strategy.microbatches, strategy)
+
+
+def check_kind(strategy: Strategy, recompute: Sequence[str]) -> None:
+    """Refuse what is for transformers alone, of a model that can compute again what ``recompute`` says."""
+    if strategy.context != 1 or strategy.expert != 1 or strategy.sequence_parallel or not strategy.flash:
         raise ShapeError(
             f"{strategy} is for a transformer.",
-            why="context, expert and sequence_parallel say how sequences, experts and norms are shared out",
+            why="context, expert, sequence_parallel and flash say how sequences, experts, norms and attention are "
+            "computed; of other models a search splits tensors in the way that costs least",
             fix="dist.Strategy(data=8), or a model that is a dist.GPT or a TransformerShape",
         )
-    check_parts("batch", batch, strategy.data * strategy.microbatches, strategy)
+    if strategy.recompute not in recompute:
+        raise ShapeError(
+            f"The model cannot recompute {strategy.recompute!r}.",
+            why=f"of what is no transformer it is known how to recompute {', '.join(map(repr, recompute))}",
+            fix=f"recompute={recompute[-1]!r}",
+        )
 
 
 def check_parts(what: str, size: int, parts: int, strategy: Strategy) -> None:
