@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -140,6 +141,15 @@ class KernelCall:
     def parallel(self) -> list[int]:
         """The axes of the grid whose steps may be run in any order."""
         return [n for n, one in enumerate(self.params.dimension_semantics or ()) if semantics(one) != "arbitrary"]
+
+    @property
+    def defined_at(self) -> Source | None:
+        """The line at which the kernel's function is defined, or that of the call."""
+        function = self.kernel
+        while isinstance(function, partial):
+            function = function.func
+        code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+        return Source(code.co_filename, code.co_firstlineno) if code is not None else self.source
 
     def summary(self, types: Sequence[TensorType]) -> str:
         """What is run on what, in one line: what ``debug=True`` prints."""
@@ -363,7 +373,7 @@ def _require_written(call: KernelCall, machine: KernelMachine, ready: Sequence[_
     for operands in ready[:: call.cores]:
         for ref in operands.outs:
             if isinstance(ref, Ref) and ref.buffer.accesses is not None:
-                ref.buffer.accesses.require_defined(call.name, call.source)
+                ref.buffer.accesses.require_defined(call.name, call.defined_at)
     params = call.params
     if params.collective_id is None or params.allow_collective_id_without_custom_barrier or machine.size == 1:
         return
@@ -372,7 +382,7 @@ def _require_written(call: KernelCall, machine: KernelMachine, ready: Sequence[_
     ):
         raise BarrierError(
             f"{call.name} has collective_id={call.params.collective_id}, and uses no barrier semaphore.",
-            where=call.source.show() if call.source else "",
+            where=call.defined_at.show() if call.defined_at else "",
             why="with an id of its own a kernel starts without a barrier, and has to make one",
             fix="compiler_params without collective_id, or\nbarrier = pltpu.get_barrier_semaphore()\n"
             "pltpu.semaphore_signal(barrier, device_id=neighbor)\npltpu.semaphore_wait(barrier)",

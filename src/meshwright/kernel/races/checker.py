@@ -141,17 +141,17 @@ class AccessChecker:
         if not undefined:
             return None
         found = self.access_map.undefined(region)
+        size = copy.src.data.size
+        missing = int(found.sum()) if isinstance(found, np.ndarray) else size
         if copy.device != copy.starter.device:
-            missing = int(found.sum()) if isinstance(found, np.ndarray) else copy.src.data.size
             raise UninitializedError(
                 f"{copy.starter.name} sends memory that nothing was written to.",
                 where=copy.source.show() if copy.source else "",
-                why=f"{missing} of the {copy.src.data.size} elements of {self.buffer.label} it sends have no value yet"
+                why=f"{missing} of the {size} elements of {self.buffer.label} it sends have no value yet"
                 + (f"\n{self.poison[0].error('').where}" if self.poison else ""),
                 fix="store to it first, or wait for the copy that fills it",
             )
-        size = copy.src.data.size
-        first = PoisonOrigin(copy.starter.name, size, size, self.buffer.label, copy.source)
+        first = PoisonOrigin(copy.starter.name, missing, size, self.buffer.label, copy.source)
         copy.poison = self.poison or (None if copy.pipelined else (first, None))
         return found
 

@@ -20,7 +20,7 @@ from meshwright.core.source import Source
 from meshwright.kernel.run.faults import BarrierError, RaceError
 
 if TYPE_CHECKING:
-    from meshwright.kernel.language.semaphores import Semaphore
+    from meshwright.kernel.language.semaphores import Semaphore, Signal
     from meshwright.kernel.run.tasks import KernelTask
     from meshwright.kernel.run.transfers import Transfer
 
@@ -151,8 +151,23 @@ class History:
         owner, number, senders = semaphore.passed or (0, 0, frozenset())
         if task.entity not in senders or task.clock[owner] >= number:
             return
-        waiter, others = self.tasks[owner].name, [self.tasks[one].name for one in sorted(senders) if one != task.entity]
-        raise BarrierError(
+        raise self._too_early(self.tasks[owner], task, senders, semaphore, source)
+
+    def require_once(self, task: KernelTask, semaphore: Semaphore) -> None:
+        """Refuse a barrier whose wait may have been for two signals of one device in the place of another's."""
+        sent: dict[int, list[Signal]] = {}
+        for signal in semaphore.signals():
+            if signal.copy is None and signal.sender is not task:
+                sent.setdefault(signal.sender.entity, []).append(signal)
+        again = [signals for signals in sent.values() if len(signals) > 1]
+        if len(sent) > 1 and again:
+            raise self._too_early(task, again[0][1].sender, frozenset(sent), semaphore, again[0][1].source)
+
+    def _too_early(
+        self, owner: KernelTask, task: KernelTask, senders: frozenset[int], semaphore: Semaphore, source: Source | None
+    ) -> BarrierError:
+        waiter, others = owner.name, [self.tasks[one].name for one in sorted(senders) if one != task.entity]
+        return BarrierError(
             f"{semaphore.title} of {waiter} is signalled again before {waiter} is known to have passed it.",
             where=source.show() if source else "",
             why=f"nothing orders this signal of {task.name} after the wait of {waiter} for {task.name} and "

@@ -102,8 +102,10 @@ def _others(dtype: Any, n: int, count: int) -> Any:
     """Contents that differ from one element to the next, and from those with another ``n``."""
     if dtype.kind == "b":
         return np.full(count, n == 1)
-    steps = np.arange(count) % 97
-    return ((steps + 1) * (3 if n == 1 else -2) % 101).astype(np.float32).astype(dtype)
+    steps = (np.arange(count) % 97 + 1) * (3 if n == 1 else 5) % 101 + 1
+    if n == 2 and not dtype.name.startswith("uint"):
+        steps = -steps
+    return steps.astype(np.float32).astype(dtype)
 
 
 def watch(op: Any, operands: Any, types: Any, params: Any) -> Any:

@@ -18,7 +18,7 @@ from meshwright.core.collection import no_collection
 from meshwright.core.source import Source
 from meshwright.kernel.language.mxu import require_spent
 from meshwright.kernel.language.semaphores import Semaphore, SemaphoreArray, Signal
-from meshwright.kernel.language.spaces import MemorySpace
+from meshwright.kernel.language.spaces import MemorySpace, SemaphoreType
 from meshwright.kernel.races.history import History
 from meshwright.kernel.run.deadlocks import deadlock
 from meshwright.kernel.run.endings import endless, left_by_exit, stopped
@@ -165,6 +165,8 @@ class KernelMachine(Memories):
             number = self._learn(task, known, self.history)
             if len(senders) > 1:
                 semaphore.passed = (task.entity, number, senders)
+            elif semaphore.spent and semaphore.array.kind is SemaphoreType.BARRIER:
+                self.history.require_once(task, semaphore)
         else:
             for signal in known:
                 signal.copy = None  # lets go of the memory it was between
