@@ -20,7 +20,6 @@ from meshwright.api.custom import checkpoint, custom_jvp, custom_vjp
 from meshwright.api.grad import grad, jvp, linear_transpose, linearize, value_and_grad, vjp
 from meshwright.api.jacobian import hessian, jacfwd, jacobian, jacrev
 from meshwright.api.reshard import reshard
-from meshwright.api.shard_map import shard_map
 from meshwright.api.vmap import vmap
 from meshwright.arrays.device_put import device_get, device_put
 from meshwright.arrays.shards import Shard
@@ -58,6 +57,7 @@ from meshwright.jax.devices import (
 )
 from meshwright.jax.devices import first as _first
 from meshwright.jax.dtypes import float0
+from meshwright.jax.shard_mapping import shard_map
 from meshwright.kernel.state import empty_ref, freeze, new_ref
 from meshwright.sharding.device import Device
 from meshwright.sharding.mesh import AxisType, Mesh, set_mesh

@@ -1,0 +1,1 @@
+"""Kernels in the style of Pallas' guides and of published ones, with JAX's imports; run by JAX and by us alike."""
