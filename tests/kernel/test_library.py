@@ -100,6 +100,13 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         )
         for two in (False, True)
     },
+    "ragged all-to-all": (
+        lambda x, debug: ops.ragged_all_to_all(
+            x, mnp.full((3 * lax.axis_size("x"), 2), -1.0), *_ragged(lax.axis_size("x")), "x", debug=debug
+        ),
+        lambda x: _ragged_reference(x, lax.axis_size("x")),
+        lambda n: [(3 * n, 2)],
+    ),
     **{
         f"ring attention{' causal' * causal}": (
             lambda q, k, v, debug, causal=causal: ops.ring_attention(q, k, v, "x", causal=causal, debug=debug),
@@ -109,6 +116,30 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         for causal in (False, True)
     },
 }  # fmt: skip
+
+
+def _rows_sent(n: int) -> np.ndarray:
+    """How many rows device i sends to device j."""
+    return (np.arange(n)[:, None] * 2 + np.arange(n)) % 4 % 3
+
+
+def _ragged(n: int) -> list[Any]:
+    """Of this device: where rows for each start, how many they are, where they go, and how many come."""
+    sent = _rows_sent(n)
+    tables = (np.cumsum(sent, 1) - sent, sent, np.cumsum(sent, 0) - sent, sent.T)
+    return [mnp.asarray(table.astype(np.int32))[lax.axis_index("x")] for table in tables]
+
+
+def _ragged_reference(x: Any, n: int) -> Any:
+    sent = _rows_sent(n)
+    source = np.zeros((n, 3 * n), np.int32)
+    came = np.zeros((n, 3 * n), bool)
+    for j in range(n):
+        rows = [i * 3 * n + sent[i, :j].sum() + k for i in range(n) for k in range(sent[i, j])]
+        source[j, : len(rows)], came[j, : len(rows)] = rows, True
+    every = lax.all_gather(x, "x", tiled=True)
+    me = lax.axis_index("x")
+    return mnp.where(mnp.asarray(came)[me][:, None], every[mnp.asarray(source)[me]], -1.0)
 
 
 def _attention(q: Any, k: Any, v: Any, causal: bool) -> Any:
@@ -280,3 +311,80 @@ def test_products_are_summed_in_no_less_than_their_dtype(dtype):
     x = np.array([[big, small]] * 2, dtype)
     y = np.ones((2, 2), dtype)
     np.testing.assert_array_equal(ops.matmul(x, y), x @ y)
+
+
+LINEAR = {
+    "permute": (
+        lambda x: ops.right_permute(x, "x"),
+        lambda x: lax.ppermute(x, "x", [(i, (i + 1) % 4) for i in range(4)]),
+    ),
+    "all-gather": (lambda x: ops.all_gather(x, "x"), lambda x: lax.all_gather(x, "x", tiled=False)),
+    "reduce-scatter": (lambda x: ops.reduce_scatter(x, "x"), lambda x: lax.psum_scatter(x, "x", tiled=False)),
+    "all-reduce": (lambda x: ops.all_reduce(x, "x"), lambda x: lax.psum(x, "x")),
+    "all-to-all": (lambda x: ops.all_to_all(x, "x"), lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_the_derivatives_of_collectives_are_those_of_lax(name):
+    x = numbers(4, 4, 3)
+
+    def gradient(function: Any) -> np.ndarray:
+        def loss(x: Any) -> Any:
+            def row(block: Any) -> Any:
+                out = mnp.sin(function(block[0]))
+                weights = 1.0 + lax.axis_index("x") + mnp.arange(out.size).reshape(out.shape)
+                return (out * weights).sum()[None]
+
+            mesh = mw.make_mesh((4,), ("x",))
+            return mw.shard_map(row, mesh=mesh, in_specs=mw.P("x"), out_specs=mw.P("x"))(x).sum()
+
+        return np.asarray(mw.grad(loss)(x))
+
+    np.testing.assert_allclose(*map(gradient, LINEAR[name]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(2, 32, 8), (2, 20, 8)])
+def test_the_derivative_of_flash_attention(shape, causal):
+    args = [np.random.default_rng(n).normal(size=shape).astype(np.float32) for n in range(3)]
+
+    def plain(q: Any, k: Any, v: Any) -> Any:
+        scores = mnp.einsum("hqd,hkd->hqk", q, k) / np.sqrt(shape[-1])
+        if causal:
+            scores = mnp.where(np.tri(shape[1], dtype=bool), scores, -mnp.inf)
+        return mnp.einsum("hqk,hkd->hqd", mw.nn.softmax(scores, axis=-1), v)
+
+    def flash(q: Any, k: Any, v: Any) -> Any:
+        return ops.flash_attention(q, k, v, causal=causal, blocks=(8, 8), debug=pl.Debug())
+
+    expected, found = (mw.grad(lambda *a, f=f: mnp.sin(f(*a)).sum(), argnums=(0, 1, 2))(*args) for f in (plain, flash))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[3, 0, 9, 4], [0, 0, 0, 0], [16, 0, 0, 4], [5, 5, 5, 5], [1, 2, 3, 4]])
+def test_a_grouped_product_and_its_derivatives(sizes):
+    x, w = numbers(20, 8), numbers(4, 8, 12)
+    ends = np.cumsum(sizes)
+
+    def plain(x: Any, w: Any) -> Any:
+        rows = [x[end - size : end] @ w[g] for g, (end, size) in enumerate(zip(ends, sizes, strict=True))]
+        return mnp.concatenate([*rows, mnp.zeros((20 - ends[-1], 12))])
+
+    def grouped(x: Any, w: Any) -> Any:
+        return ops.grouped_matmul(x, w, mnp.array(sizes), tiles=(6, 8), debug=pl.Debug(schedules=2))
+
+    np.testing.assert_array_equal(grouped(x, w), plain(x, w))
+    expected, found = (mw.grad(lambda *a, f=f: mnp.sin(f(*a)).sum(), argnums=(0, 1))(x, w) for f in (plain, grouped))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_sum_over_a_torus():
+    x = numbers(6, 7, 5)
+    spec = mw.P(("x", "y"))
+    for both in (False, True):
+        f = lambda x, both=both: ops.all_reduce(x, ("x", "y"), bidirectional=both, debug=pl.Debug(schedules=4))
+        found = mw.shard_map(f, mesh=mw.make_mesh((2, 3), ("x", "y")), in_specs=spec, out_specs=spec)(x)
+        np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))

@@ -33,7 +33,8 @@ KERNELS: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
     "all_to_all": ((4, SHAPE), (4, *SHAPE)),
 }
 MODULES: dict[str, ModuleType] = {
-    name: import_module(f"meshwright.pallas.ops.{name}") for name in ("ring", "collectives", "matmuls", "attention")
+    name: import_module(f"meshwright.pallas.ops.{name}")
+    for name in ("ring", "collectives", "matmuls", "attention", "grouped")
 }
 PLACES = [(name, number) for name, module in MODULES.items() for number in range(len(sites(module)))]
 
@@ -41,7 +42,7 @@ PLACES = [(name, number) for name, module in MODULES.items() for number in range
 def use(name: str, changed: ModuleType, patch: pytest.MonkeyPatch) -> None:
     """Let the cases of the library run with a changed module."""
     if name == "ring":
-        for other in ("collectives", "matmuls", "attention"):
+        for other in ("collectives", "matmuls", "attention", "grouped"):
             patch.setattr(MODULES[other], "meet", changed.meet)
         return
     for function in ops.__all__:

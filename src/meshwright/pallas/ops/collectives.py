@@ -8,9 +8,17 @@ from typing import Any
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
+from meshwright.api.custom import custom_vjp
 from meshwright.pallas import tpu as pltpu
 from meshwright.pallas.ops.operands import require_blocks
 from meshwright.pallas.ops.ring import DMA, REGULAR, WHOLE, collective, directions, halves, meet, ring, struct
+
+
+def _linear(forward: Any, transposed: Any) -> Any:
+    """A linear function of an array, with its transpose as its derivative."""
+    function = custom_vjp(forward)
+    function.defvjp(lambda x: (forward(x), None), lambda _, ct: (transposed(ct),))
+    return function
 
 
 def right_permute(x: Any, axis_name: str, *, debug: Any = None) -> Any:
@@ -23,10 +31,16 @@ def right_permute(x: Any, axis_name: str, *, debug: Any = None) -> Any:
     Array([3., 0., 1., 2.], dtype=float32)
     """
 
+    return _linear(lambda x: _permute(x, axis_name, True, debug), lambda ct: _permute(ct, axis_name, False, debug))(x)
+
+
+def _permute(x: Any, axis_name: str, right: bool, debug: Any) -> Any:
     def kernel(x_ref: Any, out_ref: Any, send: Any, receive: Any) -> None:
         at = ring(axis_name)
         meet(axis_name, at.left, at.right)
-        copy = pltpu.make_async_remote_copy(x_ref, out_ref, send, receive, device_id={axis_name: at.right})
+        copy = pltpu.make_async_remote_copy(
+            x_ref, out_ref, send, receive, device_id={axis_name: at.right if right else at.left}
+        )
         copy.start()
         copy.wait()
 
@@ -48,6 +62,13 @@ def all_gather(x: Any, axis_name: str, *, bidirectional: bool = False, debug: An
     >>> mw.shard_map(f, mesh=mw.make_mesh((4,), ("x",)), in_specs=mw.P("x"), out_specs=mw.P("x"))(mnp.arange(4.0))[:4].T
     Array([[0., 1., 2., 3.]], dtype=float32)
     """
+    options = {"bidirectional": bidirectional, "debug": debug}
+    return _linear(
+        lambda x: _all_gather(x, axis_name, **options), lambda ct: _reduce_scatter(ct, axis_name, **options)
+    )(x)
+
+
+def _all_gather(x: Any, axis_name: str, bidirectional: bool, debug: Any) -> Any:
     devices = lax.axis_size(axis_name)
 
     def kernel(x_ref: Any, out_ref: Any, local: Any, send: Any, receive: Any) -> None:
@@ -92,6 +113,13 @@ def reduce_scatter(x: Any, axis_name: str, *, bidirectional: bool = False, debug
     Array([ 0.,  4.,  8., 12.], dtype=float32)
     """
     require_blocks(x, lax.axis_size(axis_name), "reduce_scatter")
+    options = {"bidirectional": bidirectional, "debug": debug}
+    return _linear(
+        lambda x: _reduce_scatter(x, axis_name, **options), lambda ct: _all_gather(ct, axis_name, **options)
+    )(x)
+
+
+def _reduce_scatter(x: Any, axis_name: str, bidirectional: bool, debug: Any) -> Any:
     block = x.shape[1:]
     bidirectional = bidirectional and bool(block) and block[0] > 1
     cuts = halves(block[0] if block else 1, bidirectional)
@@ -144,8 +172,10 @@ def reduce_scatter(x: Any, axis_name: str, *, bidirectional: bool = False, debug
     )(x)  # fmt: skip
 
 
-def all_reduce(x: Any, axis_name: str, *, bidirectional: bool = False, debug: Any = None) -> Any:
+def all_reduce(x: Any, axis_name: Any, *, bidirectional: bool = False, debug: Any = None) -> Any:
     """The sum over devices, on all of them: ``lax.psum``. Parts are summed round the ring, then gathered.
+
+    Of several axes, a torus: parts are summed along the first, those parts along the others, then gathered.
 
     >>> import meshwright as mw
     >>> from meshwright.pallas import ops
@@ -153,14 +183,17 @@ def all_reduce(x: Any, axis_name: str, *, bidirectional: bool = False, debug: An
     >>> mw.shard_map(f, mesh=mw.make_mesh((4,), ("x",)), in_specs=mw.P("x"), out_specs=mw.P("x"))(mnp.arange(4.0))
     Array([6., 6., 6., 6.], dtype=float32)
     """
-    devices = lax.axis_size(axis_name)
+    first, *others = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+    devices = lax.axis_size(first)
     size = prod(x.shape)
     each = -(-size // devices)
     flat = mnp.reshape(x, (size,))
     if each * devices != size:
         flat = mnp.concatenate([flat, mnp.zeros((each * devices - size,), x.dtype)])
-    total = reduce_scatter(flat.reshape(devices, each), axis_name, bidirectional=bidirectional, debug=debug)
-    return all_gather(total, axis_name, bidirectional=bidirectional, debug=debug).reshape(-1)[:size].reshape(x.shape)
+    total = reduce_scatter(flat.reshape(devices, each), first, bidirectional=bidirectional, debug=debug)
+    if others:
+        total = all_reduce(total, tuple(others), bidirectional=bidirectional, debug=debug)
+    return all_gather(total, first, bidirectional=bidirectional, debug=debug).reshape(-1)[:size].reshape(x.shape)
 
 
 def all_to_all(x: Any, axis_name: str, *, debug: Any = None) -> Any:
@@ -176,6 +209,11 @@ def all_to_all(x: Any, axis_name: str, *, debug: Any = None) -> Any:
     """
     devices = lax.axis_size(axis_name)
     require_blocks(x, devices, "all_to_all")
+    return _linear(lambda x: _all_to_all(x, axis_name, debug), lambda ct: _all_to_all(ct, axis_name, debug))(x)
+
+
+def _all_to_all(x: Any, axis_name: str, debug: Any) -> Any:
+    devices = lax.axis_size(axis_name)
 
     def kernel(x_ref: Any, out_ref: Any, send: Any, receive: Any) -> None:
         at = ring(axis_name)
