@@ -6,11 +6,11 @@ import re
 from collections import Counter, defaultdict
 from math import prod
 
-ITEM = 4  # bytes of an element
+ITEM = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "f64": 8}  # bytes
 _KINDS = "all-gather|all-to-all|all-reduce|reduce-scatter|collective-permute"
 _RESULT = re.compile(rf"= (.*?) ({_KINDS})\(")
 _STARTED = re.compile(rf" ({_KINDS}|ragged-all-to-all|collective-broadcast)-start\(| ragged-all-to-all\(")
-_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
 def moved_bytes(text: str, devices: int) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def moved_by_kind(text: str, devices: int) -> dict[str, tuple[int, int]]:
         found = _RESULT.search(line)
         if found is None:
             continue
-        size = ITEM * sum(prod(map(int, filter(None, s.split(",")))) for s in _SHAPE.findall(found[1]))
+        size = sum(ITEM[kind] * prod(map(int, filter(None, s.split(",")))) for kind, s in _SHAPE.findall(found[1]))
         kind = found[2]
         counts[kind] += 1
         if kind == "collective-permute":

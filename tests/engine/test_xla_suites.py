@@ -4,6 +4,7 @@ random programs, models, programs for devices. And the collectives that XLA has 
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from meshwright.sharding.named import TensorSharding
 from meshwright.transform.stack import stack
 from tests.partition import test_every_op as suite
 from tests.partition import test_random_programs as random_suite
-from tests.partition.models import setting
+from tests.partition.models import USUAL, setting
 from tests.partition.partitioning import assert_equal, partitioned, tolerance_of
 from tests.partition.test_model_collectives import CONFIGS, compiled
 from tests.partition.test_models import CASES
@@ -125,23 +126,51 @@ def test_train_steps_of_models(name: str, layout: str, engine: str) -> None:
 
 BY_XLA = {"all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
           "all_to_all": "all-to-all", "permute": "collective-permute"}  # fmt: skip
+MORE_CONFIGS: dict[str, dict[str, int]] = {"convnet": {}, "gpt": {}}
 LAYOUTS_OF = [
     ("mlp", "tensor parallel"),
-    ("mlp", "fully sharded"),
-    ("transformer", "data parallel"),
-    ("transformer", "tensor parallel"),
+    *[(name, layout) for name in ("mlp", "transformer", "moe") for layout in USUAL],
     ("transformer", "fully sharded, activations by batch"),
-    ("transformer", "fully sharded and tensor parallel"),
+    ("transformer", "sequence parallel"),
     ("moe", "expert parallel"),
+    *[(name, layout) for name in MORE_CONFIGS for layout in USUAL[::2]],
+    ("convnet", "tensor parallel"),
 ]
+Groups = frozenset[frozenset[int]]
+
+
+def groups_over(axes: Sequence[str], shape: dict[str, int]) -> Groups:
+    """The positions on a mesh of devices that differ along some axes alone."""
+    names = list(shape)
+    axes = [part for axis in axes for part in names if part == axis or part.startswith(f"{axis}:(")]
+    positions = np.arange(np.prod(list(shape.values()))).reshape(list(shape.values()))
+    last = [names.index(axis) for axis in axes]
+    rows = np.moveaxis(positions, last, range(-len(last), 0)).reshape(-1, int(np.prod([shape[axis] for axis in axes])))
+    return frozenset(frozenset(row.tolist()) for row in rows)
+
+
+def groups_of(line: str) -> Groups:
+    """Those of a collective in XLA's text: ``{{0,1},{2,3}}`` or ``[2,4]<=[4,2]T(1,0)``."""
+    text = line.split("replica_groups=")[1]
+    if listed := re.match(r"\{(\{[\d,{}]*\})\}", text):
+        return frozenset(frozenset(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1]))
+    iota = re.match(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    assert iota is not None, text
+    positions = np.arange(int(iota[1]) * int(iota[2])).reshape(list(map(int, iota[3].split(","))))
+    order = list(map(int, iota[4].split(","))) if iota[4] else range(positions.ndim)
+    return frozenset(frozenset(row.tolist()) for row in positions.transpose(order).reshape(int(iota[1]), -1))
 
 
 @pytest.mark.parametrize(
     ("model", "layout"), [pytest.param(*one, marks=[pytest.mark.slow] * (n > 0)) for n, one in enumerate(LAYOUTS_OF)]
 )
-def test_the_collectives_of_the_optimized_program_are_those_explained(model: str, layout: str) -> None:
-    """The same kinds and bytes; XLA takes several of a kind as one, so their number may be lower."""
-    assert model in CONFIGS
+def test_the_collectives_of_the_optimized_program_are_those_explained(
+    model: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same kinds among the same groups of devices, with the same bytes. Sums that are taken together are handed to
+    XLA one by one, and XLA takes those together that are ready together: their number may be another."""
+    if model in MORE_CONFIGS:
+        monkeypatch.setitem(CONFIGS, model, MORE_CONFIGS[model])
     found = compiled(mw, model, layout, batch=64)
     on = on_devices(found._executable.placed.compilation.local.on_blocks, placed=True)
     types = [
@@ -149,10 +178,19 @@ def test_the_collectives_of_the_optimized_program_are_those_explained(model: str
         for t, s in zip(on.program.in_types, on.arguments, strict=True)
     ]
     text = jax.jit(on.bind, out_shardings=list(on.results)).lower(*types).compile().as_text()
-    explained, numbers = Counter[str](), Counter[str]()
+    explained, numbers = Counter[Any](), Counter[Any]()
     for one in found.collectives:
-        explained[BY_XLA[one.kind]] += one.total_bytes * one.times
-        numbers[BY_XLA[one.kind]] += one.times
-    moved = moved_by_kind(text, on.mesh.size)
-    assert {kind: nbytes for kind, (nbytes, _) in moved.items()} == pytest.approx(dict(explained), rel=1e-3)
-    assert all(count <= numbers[kind] for kind, (_, count) in moved.items())
+        # A permute need not reach all devices of a group.
+        key = BY_XLA[one.kind], None if one.kind == "permute" else groups_over(one.axes, dict(on.mesh.shape))
+        explained[key] += one.total_bytes * one.times
+        numbers[key] += one.times * len(one.values)
+    moved, counts = Counter[Any](), Counter[Any]()
+    for line in text.splitlines():
+        for kind, (nbytes, count) in moved_by_kind(line, on.mesh.size).items():
+            key = kind, None if kind == "collective-permute" else groups_of(line)
+            moved[key] += nbytes
+            counts[key] += count
+    assert sum(numbers.values())
+    print(f"{model}, {layout}: {len(found.collectives)} explained, {sum(counts.values())} in XLA's program")
+    assert dict(moved) == pytest.approx(dict(explained), rel=1e-3)
+    assert all(count <= numbers[key] for key, count in counts.items())

@@ -120,6 +120,8 @@ def by_name(f: Callable[[str, Any], Any], params: Any, name: str = "") -> Any:
     """A function of each parameter and its name."""
     if isinstance(params, dict):
         return {key: by_name(f, value, key) for key, value in params.items()}
+    if isinstance(params, list):
+        return [by_name(f, value, name) for value in params]
     return f(name, params)
 
 
