@@ -1,5 +1,5 @@
 """Trains a transformer on four devices, data and tensor parallel, in however many processes these are, and saves it
-after every step: ``train_transformer.py CHECKPOINT STEPS``."""
+after every step: ``train_transformer.py CHECKPOINT STEPS``; to nowhere if that is ``-``."""
 
 import os
 import pathlib
@@ -24,4 +24,5 @@ print("pid", mw.distributed.process_index(), os.getpid(), "devices", *own, flush
 for n in range(first, steps):
     loss, params = found.step(params, found.split, config=found.config)
     print(f"loss {n} {float(loss):.6f}", flush=True)
-    mw.save(path, {"params": params, "step": n + 1})
+    if path != "-":
+        mw.save(path, {"params": params, "step": n + 1})

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshwright.core.source import here
+from meshwright.core.trace import on_host
 from meshwright.core.types import Shape
 from meshwright.errors import MeshwrightError
 from meshwright.sharding.axes import cut
@@ -173,7 +174,7 @@ def blocks_here(x: Any, shape: Shape) -> Iterator[tuple[int, Any]]:
     numbers = {device: n for n, device in enumerate(jax.devices())}
     for shard in x.addressable_shards:
         inside = _within(shard.index, shape)
-        yield numbers[shard.device], np.asarray(shard.data)[tuple(slice(one.stop - one.start) for one in inside)]
+        yield numbers[shard.device], on_host(shard.data, tuple(one.stop - one.start for one in inside))
 
 
 def parts_here(x: Any, shape: Shape) -> Iterator[tuple[Index, Any]]:
@@ -192,8 +193,7 @@ def parts_here(x: Any, shape: Shape) -> Iterator[tuple[Index, Any]]:
     for number, part in enumerate(sorted(holders)):
         processes = sorted(holders[part])
         if processes[number % len(processes)] == jax.process_index():
-            there = tuple(slice(stop - start) for start, stop in part)
-            yield tuple(slice(*one) for one in part), np.asarray(own[part])[there]
+            yield tuple(slice(*one) for one in part), on_host(own[part], tuple(stop - start for start, stop in part))
 
 
 def needed() -> None:
