@@ -63,7 +63,40 @@ def decode(w: Any, cache: Any, x: Any) -> Any:
     return mnp.einsum("bhk,hkd->bd", mnp.einsum("bhs,bshk->bhk", weights, cache), w["out"]), cache
 
 
+def reshaped(w: Any, x: Any) -> Any:
+    heads = mnp.swapaxes((x @ w).reshape(len(x), 8, -1), 1, 2)
+    return mnp.mean(mnp.tanh(heads).reshape(len(x), -1).astype("float32") ** 2)
+
+
+def joined(w: Any, x: Any) -> Any:
+    both = mnp.concatenate([x @ w["a"], x @ w["b"]], -1)
+    return mnp.mean((mw.nn.relu(both) @ w["c"]).astype("float32") ** 2)
+
+
+def looped(w: Any, x: Any) -> Any:
+    return mnp.mean(mw.lax.scan(lambda h, v: (mnp.tanh(h @ v), None), x, w)[0].astype("float32") ** 2)
+
+
+def recurrent(w: Any, x: Any) -> Any:
+    start = mnp.zeros((x.shape[1], w.shape[0]), x.dtype)
+    return mnp.mean(mw.lax.scan(lambda h, row: (mnp.tanh(h @ w + row), None), start, x)[0].astype("float32") ** 2)
+
+
+def classified(w: Any, batch: Any) -> Any:
+    x, classes = batch
+    return -mnp.mean(mnp.take_along_axis(mw.nn.log_softmax((x @ w).astype("float32")), classes[:, None], -1))
+
+
 STEPS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "a reshape": (trained(reshaped), (shape(1024, 4096), shape(512, 1024))),
+    "a small reshape": (trained(reshaped), (shape(64, 128), shape(4096, 64))),
+    "a join": (
+        trained(joined),
+        ({"a": shape(1024, 1024), "b": shape(1024, 1024), "c": shape(2048, 1024)}, shape(16384, 1024)),
+    ),
+    "a loop over layers": (trained(looped), (shape(4, 1024, 1024), shape(4096, 1024))),
+    "a loop over time": (trained(recurrent), (shape(512, 512), shape(8, 4096, 512))),
+    "classes": (trained(classified), (shape(4096, 128), (shape(16384, 4096), shape(16384, dtype="int32")))),
     "attention": (
         trained(attention),
         ({"qkv": shape(1024, 3, 16, 64), "out": shape(16, 64, 1024)}, shape(32, 512, 1024)),

@@ -519,3 +519,37 @@ def test_a_step_in_microbatches_is_laid_out_as_it_is_pasted() -> None:
     assert mw.simulate(names["train_step"].lower(*args).compile(), topology).seconds == parts.seconds
     assert mw.simulate(parts.compile(), topology).seconds == parts.seconds
     assert "microbatches" in found.table().splitlines()[0]
+
+
+def test_the_bound_is_below_the_work_of_every_layout() -> None:
+    args = mlp(1 << 16, 1024, 8192)
+    found = mw.find_layout(train_step, *args, topology="h100 8", fixed={"data": 8})
+    flops = 2 * 5 * (1 << 16) * 1024 * 8192 / 8
+    assert found.bound_seconds == pytest.approx(flops / mw.hardware.get("h100").flops_per_s("float32"), rel=1e-3)
+    assert len(found) > 20 and all(found.bound_seconds <= one.simulation.compute_seconds for one in found)
+    read = mw.find_layout(lambda w, x: x @ w, shape(8192, 8192), shape(8, 8192), topology="h100 4", fixed={"data": 4})
+    least = 8192 * 8192 * 4 / 4 / mw.hardware.get("h100").hbm_bytes_per_s
+    assert least <= read.bound_seconds <= read.best.seconds < 1.3 * read.bound_seconds
+
+
+def test_nodes_are_an_axis_of_a_mesh() -> None:
+    assert {"pod": 2, "data": 2, "model": 4} in mesh_sizes(16, node=8)
+    assert mesh_sizes(7) == [{"data": 7}]
+    sizes = {"pod": 2, "data": 4, "model": 2}
+    found = mw.find_layout(train_step, *mlp(64, 32, 128), topology="h100 16", fixed=sizes).best
+    rng = np.random.default_rng(0)
+    values = mw.tree.map(lambda s: mnp.asarray(rng.normal(size=s.shape).astype("float32")), mlp(64, 32, 128))
+    expected = [np.asarray(x) for x in mw.tree.leaves(train_step(*values))]
+    for one, other in zip(mw.tree.leaves(found.compile()(*values)), expected, strict=True):
+        np.testing.assert_allclose(np.asarray(one), other, rtol=2e-4, atol=1e-5)
+
+
+def test_every_layout_of_a_step_that_has_few_is_simulated() -> None:
+    args = shape(512, 256), shape(64, 512)
+    found = mw.find_layout(lambda w, x: mnp.tanh(x @ w), *args, topology="h100 4")
+    mesh = mw.make_mesh((2, 2), ("data", "model"))
+    for specs in product(every_spec(2, ("data", "model")), repeat=2):
+        given = tuple(NamedSharding(mesh, spec) for spec in specs)
+        by_hand = mw.jit(lambda w, x: mnp.tanh(x @ w), in_shardings=given).lower(*args).compile()
+        on = mw.hardware.Topology("h100", 4, mesh=mesh.shape)
+        assert found.best.seconds <= mw.simulate(by_hand, on).seconds * (1 + 1e-9)

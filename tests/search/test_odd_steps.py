@@ -109,7 +109,7 @@ def test_every_step_has_an_answer_or_one_error(
         assert (code, out, err) == (2, "", ERRORS[name, command])
     elif name == "too large" and command == "layout":
         why = f"the smallest takes {LARGEST[chips]} on Topology('h100', {chips})"
-        fix = "more chips, a smaller batch, or mw.checkpoint(layer) in the step"
+        fix = "more chips, a smaller batch, more microbatches, or mw.checkpoint(layer) in the step"
         what = "No layout of step that was found fits into 80 GB a device."
         assert (code, out, err) == (1, "", f"{what}\n  why:  {why}\n  fix:  {fix}\n")
     elif name == "too large":

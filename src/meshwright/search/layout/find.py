@@ -16,12 +16,13 @@ from meshwright.hardware.chips import Chip
 from meshwright.hardware.machines import named_machine
 from meshwright.hardware.topology import Topology
 from meshwright.search.layout.found import FoundLayout, FoundLayouts
-from meshwright.search.layout.improve import climb, simulate_best
+from meshwright.search.layout.improve import climb, near_bound, simulate_all, simulate_best
 from meshwright.search.layout.searching import Candidate, LayoutSearch, correct
 from meshwright.search.layout.step import Step
 from meshwright.search.layout.written import to_paste
 from meshwright.sharding.mesh import BaseMesh
 
+THREE_AXES = 1_200  # equations of a step at the most that is looked at on meshes of three axes
 WHOLE = 3  # simulations of a whole step of which few layers were simulated
 
 
@@ -29,14 +30,18 @@ class NoLayoutFits(MeshwrightError):
     """Every layout of a step takes more memory than there is."""
 
 
-def mesh_sizes(chips: int) -> list[dict[str, int]]:
-    """The meshes to try: all chips along one axis, or along two of which the second lies among neighbours.
+def mesh_sizes(chips: int, node: int | None = None) -> list[dict[str, int]]:
+    """The meshes to try: all chips along one axis, or along two of which the second lies among neighbours; if there are
+    several nodes of so many chips, also these along one axis, and the chips of each along two.
 
     >>> mesh_sizes(8)
     [{'data': 8}, {'data': 4, 'model': 2}, {'data': 2, 'model': 4}]
+    >>> mesh_sizes(16, node=8)[-2:]
+    [{'pod': 2, 'data': 4, 'model': 2}, {'pod': 2, 'data': 2, 'model': 4}]
     """
     two = [{"data": chips // n, "model": n} for n in range(2, chips // 2 + 1) if chips % n == 0]
-    return [{"data": chips}, *two]
+    of_nodes = mesh_sizes(node)[1:] if node is not None and 1 < node < chips and chips % node == 0 else []
+    return [{"data": chips}, *two, *({"pod": chips // (node or 1), **sizes} for sizes in of_nodes)]
 
 
 def _as_it_is(name: str, value: Any, of: str) -> Any:
@@ -87,11 +92,11 @@ def find_layout(
         raise MeshwrightError(
             f"The memory of a device is {memory!r}.", where=here(), why="it is a number of bytes", fix="memory=80e9"
         )
-    wanted = mesh_sizes(machine.size) if fixed is None else [_fixed(fixed, machine)]
+    stay = None if fixed is None else [_fixed(fixed, machine)]
     found, bound = list[FoundLayout](), inf
     for step in steps:
         search = LayoutSearch(step, machine, memory, mode)
-        found += _searched(search, wanted, progress)
+        found += _searched(search, stay or _meshes(search), progress)
         bound = min(bound, search.bound)
     found.sort(key=_order)
     if not found[0].fits:
@@ -105,6 +110,13 @@ def find_layout(
     return FoundLayouts(tuple(to_paste(found)), bound)
 
 
+def _meshes(search: LayoutSearch) -> list[dict[str, int]]:
+    """The meshes on which a step is looked at: with three axes, if it is not so large that this takes too long."""
+    machine = search.topology
+    node = machine.node_size if machine.switched and search.equations <= THREE_AXES else None
+    return mesh_sizes(machine.size, node)
+
+
 def _searched(
     search: LayoutSearch, meshes: Sequence[Mapping[str, int]], progress: Callable[[str], None] | None
 ) -> list[FoundLayout]:
@@ -115,7 +127,8 @@ def _searched(
             progress(" x ".join(map(str, sizes.values())))
         candidates += search.on(sizes)
     simulate_best(search, sorted(candidates, key=lambda one: one.seconds), meshes)
-    climb(search)
+    if near_bound(search) or not simulate_all(search, meshes):
+        climb(search)
     return _with_whole(search)
 
 

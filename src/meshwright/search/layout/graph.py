@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.core.facts import Across, Structure
 from meshwright.core.op import No, is_contraction, is_elementwise
@@ -35,6 +35,14 @@ class LaidValue:
     weight: int = 1  # of how many layers this one stands for, if one is read of many that are equal
 
 
+class Products(NamedTuple):
+    """What a kernel multiplies: the FLOPs, without those that it computes again, their dtype, and in how many ops."""
+
+    flops: float
+    dtype: str
+    ops: int
+
+
 @dataclass(eq=False)
 class LayoutStep:
     """An equation, an argument, or what a scan does with rows and carries."""
@@ -45,6 +53,7 @@ class LayoutStep:
     times: int = 1
     eqn: Eqn | None = None
     seconds: float = 0.0  # of the kernel that ends with it, on one device
+    products: Products | None = None  # in that kernel
     group: LayoutGroup | None = None
     main: int | None = 0  # the operand that it is laid out by; None if that is another value of its kernel
     kernel: int | None = None
@@ -103,11 +112,15 @@ class GraphReader:
     def read(self, block: TaskBlock, env: dict[Atom, LaidValue], times: int, outer: int) -> None:
         program = block.program
         seconds: dict[int, float] = {}
+        products: dict[int, Products] = {}
         kernels: dict[int, int] = {}
         bodies: dict[int, TaskBlock] = {}
         for kernel, task in zip(block.kernels.kernels, block.tasks, strict=True):
             last = next((e for e in kernel.eqns if _is_product(e)), kernel.eqns[-1])
             seconds[id(last)] = task.cost.seconds
+            if task.cost.matmul_flops and task.cost.dtype:
+                flops = task.cost.matmul_flops - (task.cost.again_flops or 0.0)
+                products[id(last)] = Products(flops, task.cost.dtype, sum(map(_is_product, kernel.eqns)))
             if task.body is not None:
                 bodies[id(kernel.eqns[-1])] = task.body
             if not kernel.alone:
@@ -123,7 +136,8 @@ class GraphReader:
                 continue
             given = [self.value(atom, env) for atom in eqn.inputs]
             free = all(x.free for x in given) and not eqn.op.effects
-            step = LayoutStep("eqn", given, [], times, eqn, seconds.get(id(eqn), 0.0), kernel=kernels.get(id(eqn)))
+            step = LayoutStep("eqn", given, [], times, eqn, seconds.get(id(eqn), 0.0), products.get(id(eqn)))
+            step.kernel = kernels.get(id(eqn))
             for n, var in enumerate(eqn.outputs):
                 step.weight = self.weight(var, outer)
                 env[var] = LaidValue(var.type, step, n, free, var in stored, var, step.weight)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf
+from itertools import product
+from math import inf, prod
 
 from meshwright.core import tree
 from meshwright.search.layout.found import FoundLayout
-from meshwright.search.layout.searching import SIMULATED, Candidate, LayoutSearch, correct, split_name
+from meshwright.search.layout.searching import SIMULATED, Candidate, LayoutSearch, correct, mesh_of, split_name
 from meshwright.search.layout.usual import Layouts, split_batch, usual_layouts
 from meshwright.search.layout.ways import blocks, layouts_of
 from meshwright.sharding.mesh import Mesh
@@ -15,13 +16,15 @@ from meshwright.sharding.named import TensorSharding
 
 CANDIDATES = 6  # layouts of least cost that are simulated
 NEAR = 1.2  # times the seconds that were expected: other layouts of a large step are tried only if it takes more
-GAP = 1.02  # times the bound, which is not worth looking for
+GAP = 1.02  # times the work of kernels that are split evenly: to come nearer is not worth looking for
 OTHERS = 8  # candidates of such a step that are returned with what is expected of them
 USUAL = 6_000  # equations of usual layouts that are simulated,
 MOST_USUAL = 24  # and layouts,
 FAR = 1.6  # times the seconds of the best: a usual layout that is estimated to take more is not
 TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
 MOST_TRIED = 48  # and layouts
+ENUMERATED = 256  # layouts of the arguments of a step: if there are no more, each is simulated,
+MOST_ENUMERATED = 8_000  # and that many equations of them
 ORDERED = 16  # tries, for fewer of which it does not pay to estimate them first
 MESHES = 3  # on which that is done
 
@@ -55,9 +58,9 @@ def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes:
 
 
 def near_bound(search: LayoutSearch) -> bool:
-    """Whether a layout was simulated than which no other is much faster."""
+    """Whether a layout was simulated that takes hardly longer than the step's kernels do if nothing is sent."""
     best = _fastest(search)
-    return best.fits and best.kind == "simulated" and best.seconds <= GAP * search.bound
+    return best.fits and best.kind == "simulated" and best.seconds <= GAP * search.evenly
 
 
 def _fastest(search: LayoutSearch) -> FoundLayout:
@@ -94,6 +97,19 @@ def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -
         if not best.fits or one.seconds <= FAR * over * best.seconds:
             found = search.simulated(one.given, search.machine(one.sizes), one.name, {})
             over = max(over, one.seconds / found.seconds if found.seconds else 1.0)
+
+
+def simulate_all(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> bool:
+    """Simulate every layout of arguments on meshes of one or two axes, if there are few; whether that was done."""
+    meshes = [sizes for sizes in meshes if len(sizes) < 3]
+    spaces = [[layouts_of(t, mesh_of(sizes)) for t in search.step.types] for sizes in meshes]
+    count = sum(prod(map(len, space)) for space in spaces)
+    if search.short is not None or count > min(ENUMERATED, MOST_ENUMERATED // max(1, search.equations)):
+        return False
+    for sizes, space in zip(meshes, spaces, strict=True):
+        for given in product(*space):
+            search.simulated(given, search.machine(sizes), split_name(search.step, given), {})
+    return True
 
 
 def climb(search: LayoutSearch) -> None:
@@ -134,7 +150,7 @@ def _rank(one: FoundLayout) -> tuple[bool, float]:
 
 class Changes:
     """The layouts that differ from one in the shardings of few arguments; if they are to be ordered, those first that
-    are estimated to be the fastest."""
+    are estimated to be the fastest (on three axes there are too many to estimate)."""
 
     def __init__(self, search: LayoutSearch, ordered: bool) -> None:
         self.search, self.ordered = search, ordered
@@ -142,15 +158,23 @@ class Changes:
         self.known: dict[Layouts, float] = {}
 
     def of(self, one: FoundLayout) -> list[Layouts]:
-        types = self.search.step.types
-        given = [s.to_tensor_sharding(t.ndim) for s, t in zip(tree.leaves(one.in_shardings), types, strict=True)]
-        found = {
-            tuple(other if n in numbers else s for n, s in enumerate(given)): None
-            for numbers in self.together
-            for other in layouts_of(types[numbers[0]], one.mesh)
-            if other != given[numbers[0]]
-        }
-        return sorted(found, key=self.seconds) if self.ordered else list(found)
+        """Layouts with another sharding of one argument, or of those that are changed together."""
+        given = self.given(one)
+        found = list(dict.fromkeys(tried for numbers in self.together for tried in self.changed(given, numbers)))
+        return sorted(found, key=self.seconds) if self.is_ordered(one) else found
+
+    def is_ordered(self, one: FoundLayout) -> bool:
+        return self.ordered and len(one.mesh.shape) < 3
+
+    def given(self, one: FoundLayout) -> Layouts:
+        pairs = zip(tree.leaves(one.in_shardings), self.search.step.types, strict=True)
+        return tuple(s.to_tensor_sharding(t.ndim) for s, t in pairs)
+
+    def changed(self, given: Layouts, numbers: Sequence[int]) -> Iterator[Layouts]:
+        """Layouts with another sharding of these arguments."""
+        for other in layouts_of(self.search.step.types[numbers[0]], given[0].mesh):
+            if other != given[numbers[0]]:
+                yield tuple(other if n in numbers else s for n, s in enumerate(given))
 
     def seconds(self, given: Layouts) -> float:
         if given not in self.known:

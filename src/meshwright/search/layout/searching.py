@@ -14,6 +14,7 @@ from meshwright.core.program import Program, Var
 from meshwright.hardware.machines import machine_for
 from meshwright.hardware.topology import Topology
 from meshwright.partition.cost import MachineCost
+from meshwright.search.layout.bound import products_bound, results_bound
 from meshwright.search.layout.expected import Expected
 from meshwright.search.layout.found import FoundLayout
 from meshwright.search.layout.graph import LaidValue, alive_at_peak, read_graph
@@ -52,7 +53,8 @@ class Candidate(NamedTuple):
 
 
 class LayoutSearch:
-    """A step on a machine, read once, and what is found of it on each mesh."""
+    """A step on a machine, read once, and what is found of it on each mesh: ``bound``, the seconds that no layout is
+    below, and ``evenly``, those of its kernels as one device has them, each split as well as it can be."""
 
     def __init__(self, step: Step, topology: Topology, memory: float, mode: str) -> None:
         self.step, self.topology, self.memory, self.mode = step, topology, memory, mode
@@ -65,7 +67,7 @@ class LayoutSearch:
         self.equations = short.equations if short is not None else equations(step.program)
         self.roles = assign_roles(self.graph)
         self.alive = alive_at_peak(self.graph)
-        self.bound = inf
+        self.bound = self.evenly = inf
         self.made: dict[tuple[Any, ...], FoundLayout] = {}
         self.models: dict[tuple[tuple[str, int], ...], LayoutModel] = {}
 
@@ -92,7 +94,10 @@ class LayoutSearch:
     def on(self, sizes: Mapping[str, int]) -> list[Candidate]:
         """The best layouts on a mesh by their costs."""
         model = self.model(sizes)
-        self.bound = min(self.bound, sum(float(s.min()) for s in model.compute))
+        self.evenly = min(self.evenly, sum(float(s.min()) for s in model.compute))
+        chip, devices = self.topology.chip, model.mesh.size
+        least = products_bound(model.groups, chip, devices), results_bound(self.graph, chip, devices)
+        self.bound = min(self.bound, max(least))
         found: dict[bytes, Candidate] = {}
         for hidden in HIDDEN:
             chosen = within(model, hidden, self.memory)

@@ -61,15 +61,18 @@ def _on(search: LayoutSearch, sizes: Mapping[str, int], all_axes: bool) -> Itera
             yield "tensor parallel", search.inputs(tensor)
     if len(axes) == 2:
         for data, model in (axes, axes[::-1]):
-            yield from _both(search, sizes, data, model)
+            yield from _both(search, sizes, [data], model)
+    elif len(axes) == 3:  # nodes first: parameters are in parts among the chips of each
+        yield from _both(search, sizes, axes[:2], axes[2])
 
 
 def _both(
-    search: LayoutSearch, sizes: Mapping[str, int], data: AxisRef, model: AxisRef
+    search: LayoutSearch, sizes: Mapping[str, int], data: Sequence[AxisRef], model: AxisRef
 ) -> Iterator[tuple[str, Layouts]]:
-    """The batch in parts along one axis, and tensor parallel along another."""
+    """The batch in parts along some axes, and tensor parallel along another; parameters in parts along the last of
+    those of the batch."""
     step = search.step
-    rows = [_rows(t, [data], sizes) for t in step.types]
+    rows = [_rows(t, data, sizes) for t in step.types]
 
     longer = [_with(s, 1, [model], t) if t.ndim > 1 else s for s, t in zip(rows, step.types, strict=True)]
     for every in (False, True):  # parameter that is a matrix, or as it is estimated to be faster
@@ -84,7 +87,7 @@ def _both(
             return
         given = search.inputs(tensor)
         yield "data and tensor parallel", given
-        yield "FSDP and tensor parallel", _fsdp(search, given, [data], largest=True)
+        yield "FSDP and tensor parallel", _fsdp(search, given, data[-1:], largest=True)
         if any(longer[n] != rows[n] for n in step.batch):
             yield "sequence parallel", tuple(longer[n] if n in step.batch else s for n, s in enumerate(given))
 
