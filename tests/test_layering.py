@@ -88,11 +88,15 @@ LATE = {
         "meshwright.simulate.memory",
         "meshwright.simulate.spmd",
     },
-    "compile.jit": {
-        "meshwright.arrays.explicit",
+    "compile.executable": {
+        "meshwright.arrays.device_put",
         "meshwright.compile.partial_sums",
         "meshwright.compile.partitioning",
+    },
+    "compile.jit": {
         "meshwright.arrays.device_put",
+        "meshwright.arrays.explicit",
+        "meshwright.compile.partitioning",
         "meshwright.hardware.machines",
         "meshwright.partition.overlap.matmuls",
     },

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from meshwright.compile.diff import CommsDiff
+from meshwright.compile.direct import ANY, MISSED, DirectCall
 from meshwright.compile.engines import check_engine
 from meshwright.core import tree
 from meshwright.core.first_use import no_attribute
@@ -13,11 +14,12 @@ from meshwright.core.program import Program
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, to_array
 from meshwright.core.types import TensorType
+from meshwright.engine.chunks import Repeated
 from meshwright.errors import MeshwrightError, ShapeError, TreeError
 
 if TYPE_CHECKING:
+    from meshwright.compile.executable import Executable
     from meshwright.compile.explain import Explanation
-    from meshwright.compile.jit import Executable
     from meshwright.compile.partitioning import Collective
     from meshwright.compile.sharding_reasons import ShardingReasons
     from meshwright.compile.stages import StageRecord
@@ -46,6 +48,11 @@ class JitCall(NamedTuple):
     placement: Any
 
 
+def _contents(x: Array) -> Any:
+    """The contents of an array as they are, written out if they are not yet."""
+    return x.data if x._data is None or x._data.__class__ is Repeated else x._data
+
+
 class Compiled:
     """A function compiled for arguments of given types and places. Calling it runs it."""
 
@@ -62,8 +69,13 @@ class Compiled:
         self._types = types
         self._parameters = parameters  # what the function calls its arguments, as far as they have names
         self._call = call
+        self._direct: DirectCall | None = None  # for arrays alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._direct is not None and not kwargs:
+            found = self._direct(args)
+            if found is not MISSED:
+                return found
         leaves, in_tree = tree.flatten((args, kwargs))
         values = [to_array(x) for x in leaves]
         if in_tree != self._in_tree:
@@ -82,8 +94,10 @@ class Compiled:
                 why=f"it was compiled for ({', '.join(map(str, self._types))})",
                 fix="f(*args) compiles for what it is given",
             )
-        data = [x.data if x._data is None else x._data for x in values if isinstance(x, Array)]
+        data = [_contents(x) for x in values if isinstance(x, Array)]
         del values  # which refer to the arguments
+        if self._direct is None and not kwargs and self._executable.is_plain(args):
+            self._direct = self._executable.written_for(args, data, ANY)
         self._executable.take(leaves, data)
         return self._executable.run(data)
 

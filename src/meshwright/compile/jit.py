@@ -6,11 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import update_wrapper
-from sys import getrefcount
 from types import MethodType
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from meshwright.arrays.tracing import (
     TracedFunction,
@@ -21,17 +18,20 @@ from meshwright.arrays.tracing import (
     trace_flat,
 )
 from meshwright.compile.compiled import Compiled, JitCall, Lowered
+from meshwright.compile.direct import MISSED, DirectCall
 from meshwright.compile.engines import check_engine
+from meshwright.compile.executable import Executable, keep_on_devices
 from meshwright.compile.placement import NOWHERE, Placement, Where
-from meshwright.compile.stages import CODE, PARTITION, SIMPLIFY, Compilation, StageRecord, run_stages
+from meshwright.compile.stages import SIMPLIFY, Compilation, StageRecord, run_stages
 from meshwright.core import dtypes, tree
 from meshwright.core.collection import no_collection
-from meshwright.core.current import current_engine, current_mesh, current_processes
+from meshwright.core.current import current_engine, current_mesh
 from meshwright.core.op import Op
 from meshwright.core.program import Params, Program, below
 from meshwright.core.source import Source, here, traced_apart, traced_source
-from meshwright.core.trace import Array, Mapped, Tracer, leaked, on_host, run, set_left_open, state, to_array
+from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, state, to_array
 from meshwright.core.types import TensorType
+from meshwright.engine.chunks import Repeated
 from meshwright.errors import MeshError, MeshwrightError
 
 Function = Callable[..., Any]
@@ -44,88 +44,6 @@ class Donated(NamedTuple):
 
     numbers: tuple[int, ...]
     names: tuple[str, ...]
-
-
-class Executable:
-    """A program ready to run on arrays of fixed types."""
-
-    __slots__ = (
-        "call",
-        "donated",
-        "engine",
-        "out_shardings",
-        "out_tree",
-        "out_types",
-        "placed",
-        "program",
-        "single",
-        "stages",
-    )
-
-    @no_collection()
-    def __init__(self, start: Compilation, stages: Sequence[StageRecord], device: Any) -> None:
-        self.stages = list(stages)
-        self.program = start.program
-        self.placed: Any = None  # what is known about a program on a mesh
-        self.out_types = self.program.out_types
-        self.out_shardings: Sequence[Any] = (device,) * len(self.program.outputs)
-        done = run_stages(PARTITION, start, self.stages)
-        if done.placement is not None:
-            from meshwright.compile.partial_sums import summed_shardings
-            from meshwright.compile.partitioning import placed
-
-            self.placed = placed(done)
-            self.placed.refuse_implicit()
-            self.out_types = self.placed.out_types
-            self.out_shardings = summed_shardings(self.placed.out_shardings, self.out_types)
-        done = run_stages(CODE, done, self.stages)
-        assert done.function is not None
-        self.call = done.function
-        self.engine = start.engine
-        self.donated = [n for n, given in enumerate(start.donated) if given]
-        self.out_tree = start.out_tree
-        self.single = start.out_tree.is_leaf()
-
-    def take(self, leaves: Sequence[Any], data: list[Any]) -> None:
-        """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view,
-        a program's constant, a second argument) is passed on as read-only, or as a copy."""
-        for n in self.donated:
-            if leaves[n].__class__ is Array:
-                leaves[n]._data = None
-        for n in self.donated:
-            if getrefcount(data[n]) <= _ONE_REFERENCE:
-                continue
-            if data[n].__class__ is np.ndarray:
-                data[n] = data[n].view()
-                data[n].flags.writeable = False
-            elif self.engine != "numpy":  # an array of JAX, whose memory would be gone
-                data[n] = data[n].copy()
-
-    def run(self, data: Sequence[Any]) -> Any:
-        """The outputs for the contents of the arguments, in the containers the function returned them in."""
-        if self.placed is not None:
-            self.placed.refuse_implicit()
-        if self.engine == "numpy" and any(x.__class__ is not np.ndarray for x in data):
-            types = (self.program if self.placed is None else self.placed.program).in_types
-            data = [x if isinstance(x, np.ndarray) else on_host(x, t.shape) for x, t in zip(data, types, strict=True)]
-        try:
-            outs = self.call(*data)
-        except RuntimeError as error:
-            raise current_processes.all.lost(error) from None
-        if self.single:
-            return Array(outs[0], self.out_types[0], self.out_shardings[0])
-        return tree.unflatten(self.out_tree, map(Array, outs, self.out_types, self.out_shardings))
-
-
-def _keep_on_devices(leaves: Sequence[Any], data: list[Any], places: Sequence[Any]) -> None:
-    """Put arrays that are on a mesh, and here, onto its real devices, where they stay for the next call."""
-    for n, x in enumerate(data):
-        if x.__class__ is np.ndarray and places[n] is not None and leaves[n].__class__ is Array:
-            from meshwright.arrays.device_put import held_on_devices
-
-            held = held_on_devices(places[n], x.shape, on_some=not leaves[n].type.unreduced)
-            if held is not None:
-                leaves[n]._data = data[n] = held.put(x)
 
 
 def _as_laid_out(where: Where, types: Sequence[TensorType]) -> Any:
@@ -166,22 +84,17 @@ class Jitted:
         self.donate = donate
         self._compiled: dict[Any, Executable] = {}
         self._alike: dict[Any, Executable] = {}  # the same by what they depend on
-        self._plain: dict[Any, Executable] = {}  # those for positional arrays alone, by their types
+        self._direct: DirectCall | None = None  # of those written, the one for the last call
+        self._written: dict[Any, DirectCall | None] = {}  # calls on arrays alone
+        self._last: tuple[Any, ...] = (None,)  # what the last call depended on, and what was called
         self._traced: dict[Any, _TracedInside] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._plain and not kwargs and state.builder is None:
-            key: list[Any] = [dtypes.config._enable_x64, current_mesh.get(), self.engine or current_engine.name]
-            data: list[Any] = []
-            for x in args:
-                if x.__class__ is not Array or x._data is None or x._sharding is not None:
-                    break
-                key.append(x.type)
-                data.append(x._data)
-            else:
-                compiled = self._plain.get(tuple(key))
-                if compiled is not None:
-                    return compiled.run(data)
+        direct = self._direct
+        if direct is not None and not kwargs:
+            found = direct(args)
+            if found is not MISSED:
+                return found
         return self._call(args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -199,29 +112,59 @@ class Jitted:
         for x in leaves:
             value = x if x.__class__ is Array else _concrete(x, args, kwargs)
             contents = value._data
-            data.append(value.data if contents is None else contents)
+            data.append(value.data if contents is None or contents.__class__ is Repeated else contents)
             types.append(value.type)
             places.append(value._sharding)
         engine = self.engine or current_engine.name
-        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), engine, *places, *types)
+        settings = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), engine)
+        if self._last[:-1] == (settings, types, places):  # which finds the same objects, most often
+            compiled = self._last[-1]
+            self._last = settings, types, places, compiled
+        else:
+            compiled = self._compiled_for(args, kwargs, settings, places, types)
+            if kwargs or not self._write_direct(compiled, settings, args, data):
+                self._last = settings, types, places, compiled
+        if engine == "xla":
+            keep_on_devices(leaves, data, places)
+        if compiled.donated:
+            del contents, value  # which refer to the last argument
+            compiled.take(leaves, data)
+        return compiled.run(data)
+
+    def _compiled_for(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settings: tuple[Any, ...],
+        places: Sequence[Any],
+        types: Sequence[TensorType],
+    ) -> Executable:
+        """What was compiled for all that a call depends on, now if it was not before."""
+        in_tree, statics, _, _, engine = settings
+        key = (*settings, *places, *types)
         compiled = self._compiled.get(key)
         if compiled is None:
             where = self._where(args, kwargs, statics, places, types)
-            alike = (in_tree, statics, *key[2:5], *types, _as_laid_out(where, types))
+            alike = (*settings, *types, _as_laid_out(where, types))
             compiled = self._alike.get(alike)
             if compiled is None:
                 start, stages, device = self._start(in_tree, statics, types, where)
                 compiled = self._alike[alike] = Executable(replace(start, engine=engine), stages, device)
             self._compiled[key] = compiled
-            plain = not kwargs and not statics and where is NOWHERE and not compiled.donated
-            if plain and all(x.__class__ is Array and x._sharding is None for x in args):
-                self._plain[(dtypes.config._enable_x64, current_mesh.get(), engine, *types)] = compiled
-        if engine == "xla":
-            _keep_on_devices(leaves, data, places)
-        if compiled.donated:
-            del contents, value  # which refer to the last argument
-            compiled.take(leaves, data)
-        return compiled.run(data)
+        return compiled
+
+    def _write_direct(
+        self, compiled: Executable, settings: tuple[Any, ...], args: tuple[Any, ...], data: Sequence[Any]
+    ) -> bool:
+        """Let the next call on arrays like these be a direct one, if it can."""
+        nowhere = self.in_shardings is None and self.out_shardings is None
+        if not nowhere or self.static_argnums or self.static_argnames or not compiled.is_plain(args):
+            return False
+        key = (*settings, *(x.type for x in args), *(x.__class__ for x in data))
+        if key not in self._written:
+            self._written[key] = compiled.written_for(args, data, None if self.engine is not None else compiled.engine)
+        self._direct = self._written[key]
+        return True
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The function traced for these arguments (arrays, or ``ShapeDtypeStruct``s in their place).
@@ -453,14 +396,6 @@ def _donated_leaves(in_tree: tree.TreeDef, donate: Donated, statics: Statics) ->
     donated += [arg for name, arg in kwargs.items() if name in donate.names]
     found = set(tree.leaves(donated))
     return tuple(n in found for n in range(in_tree.num_leaves))
-
-
-def _count_one() -> int:
-    only = [object()]
-    return getrefcount(only[0])
-
-
-_ONE_REFERENCE = _count_one()  # what getrefcount says of an object that nothing but a list refers to
 
 
 def jit(

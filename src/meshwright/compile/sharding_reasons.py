@@ -13,7 +13,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.propagate.reasons import Explained, Reasons, equations
 
 if TYPE_CHECKING:
-    from meshwright.compile.jit import Executable
+    from meshwright.compile.executable import Executable
 
 
 class ShardingReasons(tuple[Explained, ...]):

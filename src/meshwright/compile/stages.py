@@ -43,6 +43,7 @@ class Compilation:
     local: LocalProgram | None = None  # after the last stage that changed it
     text: str = ""
     function: Callable[..., tuple[Any, ...]] | None = None
+    direct: Callable[..., Sequence[Any]] | None = None  # the same for arrays that are where it wants them
     engine: str = "numpy"
     device: Any = None  # the sharding of all arguments and results, if that is one device
 
@@ -128,15 +129,15 @@ def _stack(given: Compilation) -> Compilation:
 def _emit(given: Compilation) -> Compilation:
     if given.engine == "numpy":
         text, function = emit(given.program, given.donated)
-        return replace(given, text=text, function=function)
+        return replace(given, text=text, function=function, direct=function)
     from meshwright.engine.xla import emit_local, emit_xla
 
     if given.engine == "xla" and given.local is not None:
-        text, function = emit_local(given.local, given.donated)
+        text, function, direct = emit_local(given.local, given.donated)
     else:
         device = given.device if given.engine == "xla" else None
-        text, function = emit_xla(given.program, False, given.donated, device and device.device.id)
-    return replace(given, text=text, function=function)
+        text, function, direct = emit_xla(given.program, False, given.donated, device and device.device.id)
+    return replace(given, text=text, function=function, direct=direct)
 
 
 def _traced_well_formed(_: Compilation, made: Compilation, name: str) -> None:

@@ -112,3 +112,26 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
 
     in_parts(copy, x.shape[0], cpus())
     return out
+
+
+class Repeated:
+    """A large array that is a smaller one several times over, which is written out when somebody reads it.
+
+    >>> x = repeated(np.broadcast_to(np.arange(2.0), (3, 2)), (6,))
+    >>> x.shape, np.asarray(x)
+    ((6,), array([0., 1., 0., 1., 0., 1.]))
+    """
+
+    def __init__(self, view: Any, shape: tuple[int, ...]) -> None:
+        self.view = view  # in which it is there once
+        self.shape, self.ndim, self.dtype = shape, len(shape), view.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return reshaped(self.view, self.shape).astype(self.dtype if dtype is None else dtype, copy=False)
+
+
+def repeated(x: Any, shape: tuple[int, ...]) -> Any:
+    """`reshaped`, of a view that repeats elements not yet written out."""
+    if any(stride == 0 and size > 1 for stride, size in zip(x.strides, x.shape, strict=True)):
+        return Repeated(x, shape)
+    return reshaped(x, shape)

@@ -30,7 +30,7 @@ from meshwright.core.dtypes import BOOL, DType, is_float, is_inexact
 from meshwright.core.limits import out_of_memory, refuse_large
 from meshwright.core.program import Atom, Eqn, Missing, Program, Var, operand_types
 from meshwright.core.types import TensorType
-from meshwright.engine.chunks import LARGE_BYTES, reduce_from_nothing, reshaped, sum_rows
+from meshwright.engine.chunks import LARGE_BYTES, reduce_from_nothing, repeated, reshaped, sum_rows
 from meshwright.engine.memory import Lifetimes, ResultMemory, result_of
 from meshwright.engine.namespace import ERROR_STATE, NUMPY, QUIET, SMALL_BYTES, NumpyNamespace, fill
 from meshwright.errors import MeshwrightError
@@ -66,7 +66,8 @@ class PythonCode(NamedTuple):
 
 
 def emit(program: Program, donated: Sequence[bool] = ()) -> PythonCode:
-    """What `compile_program` compiles for NumPy, of a program without calls that passed the checker.
+    """What `compile_program` compiles for NumPy, of a program without calls that passed the checker. A large result
+    that is the same several times over is a `Repeated`, which NumPy reads as an array.
 
     A program that is too large for the memory of this machine has a text, too; its function says so when it is called.
 
@@ -75,7 +76,7 @@ def emit(program: Program, donated: Sequence[bool] = ()) -> PythonCode:
     >>> text.splitlines()[0], run(np.ones(2, np.float32))
     ('def run(a0):', (array([2., 2.], dtype=float32),))
     """
-    writer = _CodeWriter(program, NUMPY, donated)
+    writer = _CodeWriter(program, NUMPY, donated, repeats=True)
     text = writer.text(outermost=True)
     try:
         return PythonCode(text, writer.built(text))
@@ -114,8 +115,10 @@ def _writable(x: Any) -> Any:
 class _CodeWriter:
     """Writes the text of one function, and holds the objects its names stand for."""
 
-    def __init__(self, program: Program, namespace: Any, donated: Sequence[bool]) -> None:
+    def __init__(self, program: Program, namespace: Any, donated: Sequence[bool], repeats: bool = False) -> None:
         self.program = program  # without calls
+        # The results that may be returned without being written out.
+        self.unread = {*program.outputs} - {a for eqn in program.eqns for a in eqn.inputs} if repeats else set()
         self.namespace = namespace
         self.numpy = isinstance(namespace, NumpyNamespace)
         self.convert = None if self.numpy else getattr(namespace, "constant", None)
@@ -157,8 +160,10 @@ class _CodeWriter:
             elif eqn.op.name == "broadcast_in_dim":
                 self.write_broadcast(index, eqn, eqn.outputs[0] in lazy)
             elif eqn.op.name == "reshape" and eqn.outputs[0].type.nbytes >= LARGE_BYTES and eqn.inputs[0].type.ndim:
-                self.bound["reshaped"] = reshaped
-                self.write(index, eqn, f"reshaped({self.atom(eqn.inputs[0])}, {self.bind('k', eqn.params['shape'])})")
+                function = repeated if eqn.outputs[0] in self.unread else reshaped
+                self.bound[function.__name__] = function
+                shape = self.bind("k", eqn.params["shape"])
+                self.write(index, eqn, f"{function.__name__}({self.atom(eqn.inputs[0])}, {shape})")
             elif eqn.op.name == "reshape":
                 self.write(index, eqn, f"{self.atom(eqn.inputs[0])}.reshape({self.bind('k', eqn.params['shape'])})")
             else:

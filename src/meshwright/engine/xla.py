@@ -48,6 +48,15 @@ class XlaCode(NamedTuple):
 
     text: str
     function: Callable[..., tuple[Any, ...]]
+    direct: Callable[..., Sequence[Any]] | None  # the same, if there is nothing to do before and after
+
+
+class XlaFunctions(NamedTuple):
+    """The function that runs a program on arrays of either side, and that for arrays of JAX which are in place, if
+    these are all that it takes."""
+
+    function: Callable[..., tuple[Any, ...]]
+    direct: Callable[..., Sequence[Any]] | None
 
 
 class OnDevices(NamedTuple):
@@ -93,7 +102,7 @@ def emit_xla(program: Program, placed: bool, donated: Sequence[bool] = (), devic
     for, if somebody said which."""
     devices = None if device is None else devices_numbered([device], "The function was compiled for")
     found = on_devices(program, placed, devices)
-    return XlaCode(found.text, runner(found, donated))
+    return XlaCode(found.text, *runner(found, donated))
 
 
 def emit_local(local: LocalProgram, donated: Sequence[bool] = ()) -> XlaCode:
@@ -103,7 +112,7 @@ def emit_local(local: LocalProgram, donated: Sequence[bool] = ()) -> XlaCode:
     found = on_devices(local.on_blocks, True, devices)
     entries = [held(one.sharding, one.type.shape) for one in local.entries]
     exits = [held(one.sharding, t.shape) for one, t in zip(local.exits, local.out_types, strict=True)]
-    return XlaCode(found.text, runner(found, donated, entries, exits))
+    return XlaCode(found.text, *runner(found, donated, entries, exits))
 
 
 def runner(
@@ -111,7 +120,7 @@ def runner(
     donated: Sequence[bool] = (),
     entries: Sequence[Held] | None = None,
     exits: Sequence[Held] = (),
-) -> Callable[..., tuple[Any, ...]]:
+) -> XlaFunctions:
     """The function that runs a program on arrays of either side, which go where it wants them. ``entries`` and
     ``exits`` are how devices hold arguments and results, where that is not as whole arrays."""
     import jax
@@ -133,7 +142,7 @@ def runner(
         return wanted[n].regrouped(x, entering[n], found.arguments[n]) if n in entering else x
 
     def run(*data: Any) -> tuple[Any, ...]:
-        if not entering and all(x.__class__ is not np.ndarray for x in data):  # of these, JAX would compile once more
+        if not entering and np.ndarray not in map(type, data):  # of these, JAX would compile once more
             with suppress(ValueError):  # they are elsewhere
                 return tuple(called(*data))
         return tuple(called(*(put(n, x) for n, x in enumerate(data))))
@@ -148,7 +157,9 @@ def runner(
         with jax.enable_x64(True):
             return run_and_regroup(*data)
 
-    return run_wide if found.wide else run_and_regroup if leaving else run
+    if found.wide:
+        return XlaFunctions(run_wide, None)
+    return XlaFunctions(run_and_regroup, None) if leaving else XlaFunctions(run, None if entering else called)
 
 
 def _same(one: Held, t: TensorType, sharding: Any) -> bool:

@@ -68,7 +68,7 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
         )
     placed = compiled._executable.placed
     found = on_devices(compiled.global_program if placed is None else placed.program, placed is not None, devices)
-    run, outs = runner(found), compiled._executable.out_tree
+    run, outs = runner(found).function, compiled._executable.out_tree
 
     def function(*args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))

@@ -205,7 +205,7 @@ class JaxJitted:
             out_leaves, out_tree = jax.tree.flatten(traced.out_info)
             ready = JaxExecutable(
                 found,
-                runner(found, compiled.donated),
+                runner(found, compiled.donated).function,
                 order,
                 tuple(_is_key(x) for x in call.leaves),
                 out_tree,

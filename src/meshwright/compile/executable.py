@@ -1,0 +1,123 @@
+"""What a jitted function calls: a program with its code, and how arrays go in and come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+
+from meshwright.compile.direct import MOST_ARGUMENTS, DirectCall, direct_call
+from meshwright.compile.stages import CODE, PARTITION, Compilation, StageRecord, run_stages
+from meshwright.core import tree
+from meshwright.core.collection import no_collection
+from meshwright.core.current import current_processes
+from meshwright.core.trace import Array, on_host
+
+
+def _count_one() -> int:
+    only = [object()]
+    return getrefcount(only[0])
+
+
+_ONE_REFERENCE = _count_one()  # what getrefcount says of an object that nothing but a list refers to
+
+
+class Executable:
+    """A program ready to run on arrays of fixed types."""
+
+    __slots__ = (
+        "call",
+        "direct",
+        "donated",
+        "engine",
+        "out_shardings",
+        "out_tree",
+        "out_types",
+        "placed",
+        "program",
+        "single",
+        "stages",
+    )
+
+    @no_collection()
+    def __init__(self, start: Compilation, stages: Sequence[StageRecord], device: Any) -> None:
+        self.stages = list(stages)
+        self.program = start.program
+        self.placed: Any = None  # what is known about a program on a mesh
+        self.out_types = self.program.out_types
+        self.out_shardings: Sequence[Any] = (device,) * len(self.program.outputs)
+        done = run_stages(PARTITION, start, self.stages)
+        if done.placement is not None:
+            from meshwright.compile.partial_sums import summed_shardings
+            from meshwright.compile.partitioning import placed
+
+            self.placed = placed(done)
+            self.placed.refuse_implicit()
+            self.out_types = self.placed.out_types
+            self.out_shardings = summed_shardings(self.placed.out_shardings, self.out_types)
+        done = run_stages(CODE, done, self.stages)
+        assert done.function is not None
+        self.call = done.function
+        self.direct = done.direct  # the same for arrays that are where it wants them, or None
+        self.engine = start.engine
+        self.donated = [n for n, given in enumerate(start.donated) if given]
+        self.out_tree = start.out_tree
+        self.single = start.out_tree.is_leaf()
+
+    def take(self, leaves: Sequence[Any], data: list[Any]) -> None:
+        """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view,
+        a program's constant, a second argument) is passed on as read-only, or as a copy."""
+        for n in self.donated:
+            if leaves[n].__class__ is Array:
+                leaves[n]._data = None
+        for n in self.donated:
+            if getrefcount(data[n]) <= _ONE_REFERENCE:
+                continue
+            if data[n].__class__ is np.ndarray:
+                data[n] = data[n].view()
+                data[n].flags.writeable = False
+            elif self.engine != "numpy":  # an array of JAX, whose memory would be gone
+                data[n] = data[n].copy()
+
+    def is_plain(self, args: Sequence[Any]) -> bool:
+        """Whether arguments are a few arrays that were put nowhere, and so is the program."""
+        if self.direct is None or self.placed is not None or self.donated or len(args) > MOST_ARGUMENTS:
+            return False
+        return all(x.__class__ is Array and x._sharding is None for x in args)
+
+    def written_for(self, args: Sequence[Array], data: Sequence[Any], engine: str | None) -> DirectCall | None:
+        """A direct call for plain arguments like these, with contents like these; None if they are not as the engine
+        has them."""
+        kinds = {x.__class__ for x in data}
+        if self.direct is None or len(kinds) > 1 or (np.ndarray in kinds) != (self.engine == "numpy"):
+            return None
+        results = self.out_tree, self.out_types, self.out_shardings
+        return direct_call(self.direct, [x.type for x in args], next(iter(kinds), object), results, engine)
+
+    def run(self, data: Sequence[Any]) -> Any:
+        """The outputs for the contents of the arguments, in the containers the function returned them in."""
+        if self.placed is not None:
+            self.placed.refuse_implicit()
+        if self.engine == "numpy" and not {np.ndarray}.issuperset(map(type, data)):
+            types = (self.program if self.placed is None else self.placed.program).in_types
+            data = [x if isinstance(x, np.ndarray) else on_host(x, t.shape) for x, t in zip(data, types, strict=True)]
+        try:
+            outs = self.call(*data)
+        except RuntimeError as error:
+            raise current_processes.all.lost(error) from None
+        if self.single:
+            return Array(outs[0], self.out_types[0], self.out_shardings[0])
+        return tree.unflatten(self.out_tree, map(Array, outs, self.out_types, self.out_shardings))
+
+
+def keep_on_devices(leaves: Sequence[Any], data: list[Any], places: Sequence[Any]) -> None:
+    """Put arrays that are on a mesh, and here, onto its real devices, where they stay for the next call."""
+    for n, x in enumerate(data):
+        if x.__class__ is np.ndarray and places[n] is not None and leaves[n].__class__ is Array:
+            from meshwright.arrays.device_put import held_on_devices
+
+            held = held_on_devices(places[n], x.shape, on_some=not leaves[n].type.unreduced)
+            if held is not None:
+                leaves[n]._data = data[n] = held.put(x)

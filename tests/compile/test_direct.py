@@ -1,0 +1,128 @@
+"""Calls on arrays alone take a shorter way, and mean the same; results that repeat themselves are written when read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+import meshwright.numpy as mnp
+from meshwright.engine.chunks import LARGE_BYTES, Repeated
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_every_call_gives_what_the_function_gives(engine: str) -> None:
+    f = mw.jit(lambda x, y: {"sum": x + y, "product": (x * y, x)}, engine=engine)
+    g = mw.jit(lambda x, y: x - 2 * y, engine=engine)
+    calls: list[tuple[Any, Any]] = [
+        (mnp.arange(3.0), mnp.ones(3)),
+        (mnp.arange(3.0), mnp.ones(3)),
+        (mnp.arange(4.0), mnp.ones(4)),
+        (mnp.arange(3.0), 2.0),
+        (np.arange(3.0, dtype=np.float32), mnp.ones(3)),
+        (mnp.arange(3), mnp.ones(3, int)),
+        (mnp.arange(3.0), mnp.ones(3)),
+    ]
+    for x, y in [*calls, *calls]:
+        found, other = f(x, y), g(x, y)
+        x, y = np.asarray(x), np.asarray(y)
+        np.testing.assert_array_equal(found["sum"], x + y)
+        np.testing.assert_array_equal(found["product"][0], x * y)
+        np.testing.assert_array_equal(other, x - 2 * y)
+    np.testing.assert_array_equal(g(g(mnp.ones(3), mnp.ones(3)), g(y=mnp.ones(3), x=mnp.zeros(3))), np.full(3, 3.0))
+
+
+def test_a_call_with_another_number_of_arguments() -> None:
+    f = mw.jit(lambda *xs: sum(xs[1:], xs[0]))
+    for count in (2, 3, 1, 2, 20):
+        assert float(f(*[mnp.ones(())] * count)) == count
+    assert float(mw.jit(lambda: mnp.ones(()))()) == 1
+
+
+def test_what_a_call_depends_on_is_asked_every_time() -> None:
+    calls = []
+
+    def f(x: Any) -> Any:
+        calls.append(x)
+        return x + 1
+
+    jitted = mw.jit(f)
+    x = mnp.ones(3)
+    jitted(x), jitted(x)
+    assert len(calls) == 1
+    np.testing.assert_array_equal(mw.jit(lambda x: jitted(x) * 2)(x), np.full(3, 4.0))  # in a trace
+    np.testing.assert_array_equal(mw.grad(lambda x: jitted(x * x).sum())(x), np.full(3, 2.0))
+    before = len(calls)
+    try:
+        mw.set_engine("xla")
+        assert not isinstance(jitted(x)._data, np.ndarray)
+        assert len(calls) >= before
+    finally:
+        mw.set_engine("numpy")
+    assert isinstance(jitted(x)._data, np.ndarray)
+    mesh = mw.make_mesh((3,), ("i",))
+    put = mw.device_put(x, mw.NamedSharding(mesh, mw.P("i")))
+    assert jitted(put).sharding == put.sharding
+    assert jitted(x).sharding != put.sharding
+
+
+def test_a_donated_array_is_an_error_in_a_direct_call_too() -> None:
+    plain, takes = mw.jit(lambda x: x + 1), mw.jit(lambda x: x + 1, donate_argnums=0)
+    x = mnp.ones(3)
+    plain(x), plain(x)
+    takes(x)
+    with pytest.raises(mw.errors.MeshwrightError, match="was donated"):
+        plain(x)
+
+
+def test_a_compiled_function_is_called_directly_and_checks_its_arguments() -> None:
+    compiled = mw.jit(lambda x, y: x + y).lower(mnp.ones(3), mnp.ones(3)).compile()
+    for _ in range(3):
+        np.testing.assert_array_equal(compiled(mnp.ones(3), mnp.arange(3.0)), np.arange(3.0) + 1)
+        with pytest.raises(mw.errors.ShapeError, match="cannot take"):
+            compiled(mnp.ones(4), mnp.ones(4))
+        with pytest.raises(mw.errors.TreeError, match="containers"):
+            compiled(mnp.ones(3))
+
+
+def gathered() -> tuple[Any, Any]:
+    mesh = mw.make_mesh((4,), ("i",))
+    gather = mw.shard_map(
+        lambda x: mw.lax.all_gather(x, "i", tiled=True), mesh=mesh, in_specs=mw.P("i"), out_specs=mw.P("i")
+    )
+    return mw.jit(gather), np.random.default_rng(0).normal(size=(LARGE_BYTES // 8,)).astype(np.float32)
+
+
+def test_a_gathered_result_is_there_once_until_it_is_read() -> None:
+    gather, x = gathered()
+    found = gather(mnp.asarray(x))
+    assert isinstance(found._data, Repeated)
+    assert found.shape == (4 * len(x),) and found.dtype == np.float32
+    np.testing.assert_array_equal(np.asarray(found), np.tile(x, 4))
+    assert isinstance(found._data, np.ndarray)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_a_gathered_result_is_an_argument_like_others(engine: str) -> None:
+    gather, x = gathered()
+    use = mw.jit(lambda y: y * 2, engine=engine)
+    for _ in range(3):
+        np.testing.assert_array_equal(use(gather(mnp.asarray(x))), 2 * np.tile(x, 4))
+    compiled = use.lower(gather(mnp.asarray(x))).compile()
+    np.testing.assert_array_equal(compiled(gather(mnp.asarray(x))), 2 * np.tile(x, 4))
+    found = gather(mnp.asarray(x))
+    np.testing.assert_array_equal(found[3:7] + found[3], x[3:7] + x[3])
+    assert [shard.data.shape for shard in found.addressable_shards] == [(len(x),)] * 4
+
+
+def test_an_argument_that_is_donated_afterwards_does_not_change_what_was_gathered_of_it() -> None:
+    gather, x = gathered()
+    takes = mw.jit(lambda y: y + 1, donate_argnums=0)
+    given = mnp.asarray(x.copy())
+    found = gather(given)
+    takes(given)
+    np.testing.assert_array_equal(np.asarray(found), np.tile(x, 4))
+    again = gather(mnp.asarray(x))
+    np.testing.assert_array_equal(takes(again), np.tile(x, 4) + 1)
