@@ -10,8 +10,9 @@ from examples import gpt, mlp, moe, transformer
 
 import meshwright as mw
 import meshwright.numpy as mnp
-from meshwright import dist, hardware
+from meshwright import dist, hardware, lax
 from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.simulate.memory import memory
 
 
 def shapes(module, config, batch):
@@ -204,3 +205,40 @@ def test_a_step_of_one_sample_has_a_batch():
         for rows in (1, 16)
     )
     assert one == several
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "policy"), [("none", None), ("matmuls", "dots_saveable"), ("full", "nothing_saveable")]
+)
+def test_recomputation_holds_what_the_step_with_such_a_checkpoint_does(kind, policy, scan):
+    def block(x, p):
+        y = x / mnp.sqrt(mnp.mean(x * x, -1, keepdims=True) + 1e-5)
+        return x + mw.nn.silu(y @ p[0]) @ p[1]
+
+    def step(params, x, layer):
+        def loss(params):
+            y = x
+            if scan:
+                y, _ = lax.scan(lambda y, p: (layer(y, p), None), y, params)
+            else:
+                for p in params:
+                    y = layer(y, p)
+            return mnp.mean(y * y)
+
+        value, found = mw.value_and_grad(loss)(params)
+        return value, mw.tree.map(lambda w, g: w - 0.1 * g, params, found)
+
+    count, rows = 6, 4096
+    stacked = (count,) if scan else ()
+    sizes = [mw.ShapeDtypeStruct((*stacked, *one), "float32") for one in ((256, 1024), (1024, 256))]
+    params, x = sizes if scan else [sizes] * count, mw.ShapeDtypeStruct((rows, 256), "float32")
+    kept = block if policy is None else mw.checkpoint(block, policy=getattr(mw.checkpoint_policies, policy))
+    program = mw.make_program(partial(step, layer=kept))(params, x)
+    held = memory(program, donated=[True] * (len(program.inputs) - 1) + [False]).peak_bytes
+    model = dist.traced(partial(step, layer=block), params, x)
+    costs = dist.OnTopology(mw.hardware.Topology("h100", 1))
+    found = dist.estimate(model, dist.Strategy(recompute=kind), rows, costs)
+    assert found.peak_bytes_per_device == pytest.approx(held, rel=0.15)
+    took = mw.simulate(program, "h100").seconds  # a checkpoint computes nothing again that no derivative needs
+    assert 0.97 * took < found.seconds < 1.5 * took

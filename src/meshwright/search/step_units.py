@@ -8,7 +8,7 @@ that stands for equal layers, come as often as there are layers. Stages of a pip
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -39,7 +39,8 @@ class StepUnits:
     cheap: np.ndarray = field(default_factory=lambda: np.zeros(0))  # forward seconds that are not of products
     nbytes: dict[str, np.ndarray] = field(default_factory=dict)
     crossing: np.ndarray = field(default_factory=lambda: np.zeros(0))  # bytes that go from a unit to later ones
-    transient: np.ndarray = field(default_factory=lambda: np.zeros(0))  # bytes that only one task at a time has
+    transient: np.ndarray = field(default_factory=lambda: np.zeros(0))  # bytes that only one task at a time has,
+    updated: np.ndarray = field(default_factory=lambda: np.zeros(0))  # and one that updates parameters
     summed: float = 0.0  # bytes of all sums over the batch
 
     @cached_property
@@ -341,7 +342,8 @@ class UnitReader:
         if not self.products:
             self.unit(1, 0, False)
         units.seconds, units.talks = np.zeros((count, PHASES)), np.zeros((count, PHASES))
-        units.cheap, units.crossing, units.transient = np.zeros(count), np.zeros(count), np.zeros(count)
+        units.cheap, units.crossing = np.zeros(count), np.zeros(count)
+        units.transient, units.updated = np.zeros(count), np.zeros(count)
         units.nbytes = {name: np.zeros(count) for name in KINDS}
         if any(units.stands):
             self.parts = [(self.aligned(u, times > 1), *task, times, p) for u, *task, times, p in self.parts]  # type: ignore[misc]
@@ -372,30 +374,26 @@ class UnitReader:
                 of_step = readers.get(v, set()) & {FORWARD, BACKWARD, WEIGHTS, SHARED}
                 u = self.aligned(self.where.get(v, 0), v in self.marked)
                 nbytes["parameters" if of_step else "states"][u] += self.amount(v)
-        products = {v for _, phase, task, _, product in self.parts if product and phase == FORWARD for v in task.writes}
-        products |= {v for n in self.inner if phases[n] == FORWARD for v in self._stacked_products(n, products)}
+        for u, phase, task, times, product in self.parts:
+            if (
+                product and phase == FORWARD
+            ):  # others are computed from these, whether the backward pass reads them or not
+                nbytes["matmuls"][u] += times * sum(v.type.nbytes for v in task.writes)
         self.kept: set[Var] = set()
         for v, u in self.made.items():
             if readers.get(v, set()) & {BACKWARD, WEIGHTS}:
                 self.kept.add(v)
                 u = self.aligned(u, v in self.marked)
                 nbytes["kept"][u] += self.amount(v)
-                nbytes["matmuls"][u] += self.amount(v) if v in products else 0.0
-
-    def _stacked_products(self, n: int, products: Collection[Var]) -> Iterable[Var]:
-        eqn, body = self.kernels[n].eqns[-1], self.tasks[n].body
-        assert body is not None
-        for atom, var in zip(body.program.outputs, eqn.outputs, strict=True):
-            if body.kernels.stored(atom) in products:
-                yield var
 
     def _transients(self) -> None:
-        found = self.units.transient
+        found, updated = self.units.transient, self.units.updated
         stored = self.block.kernels.stored
         counted = {*self.block.program.inputs, *self.kept, *map(stored, self.block.program.outputs)}
         counted |= {v for n, task in enumerate(self.tasks) if self.phases[n] == REDUCE for v in task.reads}
-        for u, _, task, _, _ in self.parts:
-            found[u] = max(found[u], _moved(task, counted))
+        for u, phase, task, _, _ in self.parts:
+            most = updated if phase == TAIL else found
+            most[u] = max(most[u], _moved(task, counted))
         for n, placed in self.inner.items():
             body = self.tasks[n].body
             assert body is not None

@@ -35,8 +35,8 @@ class TracedBounds:
         self.nbytes_of = {name: float(array[0]) for name, array in sums.nbytes.items()}
         self.nbytes_of["states"] += self.nbytes_of["parameters"] * state_bytes / 4
         self.inputs, self.again = float(sums.inputs[0]), float(sums.again[0])
-        most = float(sums.transient.max())
-        self.once = max(0.0, most + min(0.0, on.summed(costs, 1, tensor).beside))  # what one task has and no other
+        beside = min(0.0, on.summed(costs, 1, tensor).beside)
+        self.once = max(0.0, float(sums.transient.max()) + beside)  # what one task has and no other
 
     def of(self, s: Strategy) -> Least:
         """The least of a strategy."""

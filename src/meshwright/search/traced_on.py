@@ -59,9 +59,8 @@ class StepOnMachine:
             use = memory(self.block.program, donated=self.donated, kernels=kernels, order=order, flash=flash)
             held = sum(t.nbytes for t in self.block.program.in_types)
             kept = float(self.short.nbytes["kept"].sum())
-            self._summed[data] = StepSummed(
-                schedule.seconds, use.peak_bytes - held - kept - float(self.units.transient.max())
-            )
+            once = float(max(self.units.transient.max(), self.units.updated.max()))
+            self._summed[data] = StepSummed(schedule.seconds, use.peak_bytes - held - kept - once)
         return self._summed[data]
 
 

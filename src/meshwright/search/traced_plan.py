@@ -262,13 +262,15 @@ class TracedPlan:
         s, sums = self.strategy, self.sums
         flight = np.array(peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks))
         parts = [s.data if s.zero >= level else 1 for level in (3, 2, 1)]
-        beside, most = self.on.summed(self.costs, s.data, s.tensor).beside, float(sums.transient.max())
+        beside = self.on.summed(self.costs, s.data, s.tensor).beside
+        most = float(max(sums.transient.max(), sums.updated.max()))
         real = max(0.0, most + min(0.0, beside)) / most if most else 1.0  # not all of it is there at once
         held = {name: self.of_devices(array) for name, array in sums.nbytes.items()}
         states = held["states"] + held["parameters"] * self.state_bytes / 4
         gradients = held["gradients"] / parts[1]
         fixed = held["parameters"] / parts[0] + states / parts[2] + self.on.batch_bytes
-        once, again = (x.reshape(s.chunks, s.pipeline).max(0) for x in (sums.transient * real, sums.again))
+        transient = np.maximum(sums.transient, sums.updated / parts[2])  # a replica updates its part
+        once, again = (x.reshape(s.chunks, s.pipeline).max(0) for x in (transient * real, sums.again))
         if s.recompute == "matmuls":
             kept = held["matmuls"]
         elif s.keeps_inputs:
@@ -281,7 +283,7 @@ class TracedPlan:
         elif again.any():  # gradients take the place of activations
             activations = np.maximum(activations, gradients + once)
         else:
-            peak = kept + float(sums.transient.max()) + beside
+            peak = kept + most + beside
             activations = np.maximum(peak - (held["gradients"] - gradients), np.minimum(peak, kept))
         return int((fixed + activations).max())
 

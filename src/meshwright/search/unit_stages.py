@@ -25,6 +25,7 @@ class UnitSequence(NamedTuple):
     nbytes: dict[str, np.ndarray]
     entering: np.ndarray  # bytes that come from the units before
     transient: np.ndarray
+    updated: np.ndarray
     starts: np.ndarray
     segments: np.ndarray
 
@@ -39,6 +40,7 @@ class StageSums(NamedTuple):
     inputs: np.ndarray  # bytes that enter segments
     entering: np.ndarray
     transient: np.ndarray
+    updated: np.ndarray
     again: np.ndarray  # the most bytes that a segment makes for its backward
 
 
@@ -60,6 +62,7 @@ def sequence_of(units: StepUnits, exposed: float) -> UnitSequence:
         {name: units.each(array) for name, array in units.nbytes.items()},
         entering,
         units.transient[order],
+        units.updated[order],
         starts,
         np.cumsum(starts) - 1,
     )
@@ -121,5 +124,6 @@ def sums_of(steps: UnitSequence, stages: int) -> StageSums:
         np.add.reduceat(np.where(starts, steps.entering, 0.0), cuts),
         steps.entering[cuts],
         np.maximum.reduceat(steps.transient, cuts),
+        np.maximum.reduceat(steps.updated, cuts),
         again,
     )
