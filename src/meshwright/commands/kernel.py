@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from meshwright.chart.page import page
-from meshwright.commands.machines import check_number
+from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.programs import not_a_program, read_program
+from meshwright.core import dtypes
 from meshwright.core.files import write_whole
 from meshwright.core.program import Program
+from meshwright.core.text.types import parse_types
+from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError
+from meshwright.report.crossover import crossover, crossover_text
 from meshwright.report.kernels import facts, kernel_picture, kernels_of, summary
 
 
@@ -25,6 +31,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="write the picture to FILE as a page instead of printing it")
     parser.add_argument("--slots", type=int, metavar="N", help="how many slots to draw (default: 12)")
     parser.add_argument("--devices", type=int, metavar="N", help="how many devices to draw (default: 2)")
+    parser.add_argument("--hardware", metavar="MACHINE", help="time the kernel on this machine, 'tpu v5e 4x4', at some "
+                        "sizes of the last dim, against a collective and computing after it")  # fmt: skip
+    parser.add_argument("--perfetto", metavar="FILE", help="with --hardware: write the timeline for ui.perfetto.dev")
     parser.add_argument("--json", action="store_true", help="print what every core does in every slot as JSON")
 
 
@@ -34,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     for name, default in sizes.items():
         check_number(args, name, default)
         sizes[name] = getattr(args, name) or default
+    if args.hardware is not None or args.perfetto is not None:
+        return _on_hardware(args)
     found = read_program(args.program, args.args)
     program = found if isinstance(found, Program) else getattr(found, "program", None)
     if not isinstance(program, Program):
@@ -47,4 +58,31 @@ def run(args: argparse.Namespace) -> int:
         kernel_picture(program, **sizes).show()
     elif args.html is None:
         print("\n".join(line for one in kernels for line in summary(one.slots)))
+    return 0
+
+
+def _on_hardware(args: argparse.Namespace) -> int:
+    """Print when the kernel is faster than its parts one after the other."""
+    if args.hardware is None or args.args is None:
+        raise MeshwrightError(
+            f"{'--perfetto' if args.hardware is None else '--hardware'} needs "
+            f"{'--hardware' if args.hardware is None else '--args'}.",
+            why="a kernel takes time on a machine, at sizes of its arguments",
+            fix="meshwright kernel model.py:f --args 'bf16[2048,8192] bf16[8192,4096]' --hardware 'tpu v5e 4x4'",
+        )
+
+    def trace(types: Sequence[TensorType]) -> Program:
+        found = read_program(args.program, " ".join(f"{dtypes.short_name(t.dtype)}{list(t.shape)}" for t in types))
+        program = found if isinstance(found, Program) else getattr(found, "program", None)
+        if not isinstance(program, Program):
+            raise not_a_program("kernel", args.program, found)
+        return program
+
+    rows, timeline = crossover(trace, parse_types(args.args), read_machine(args.hardware))
+    if args.perfetto is not None:
+        timeline.to_perfetto(args.perfetto)
+    if args.json:
+        print(json.dumps([row.facts() for row in rows], indent=2))
+    else:
+        print(timeline, crossover_text(rows, timeline), sep="\n")
     return 0

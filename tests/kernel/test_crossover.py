@@ -1,0 +1,61 @@
+"""When a kernel is faster than a collective and computing after it, by the command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.hardware import Topology, collective_seconds, get
+
+MODEL = """
+import meshwright as mw
+from meshwright.pallas import ops
+
+mesh, columns = mw.make_mesh((4,), ("x",)), mw.P(None, "x")
+
+
+def product(x, y):
+    f = lambda x, y: ops.all_gather_matmul(x, y, "x", tiles=(1024, 512, 1024), fused=True)
+    return mw.shard_map(f, mesh=mesh, in_specs=(columns, columns), out_specs=columns)(x, y)
+"""
+ARGS = ["--args", "bf16[2048,8192] bf16[8192,8192]", "--hardware", "tpu v5e 4x4"]
+
+
+@pytest.fixture
+def model(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    return f"{file}:product"
+
+
+def test_a_ring_beside_a_product_is_faster_once_the_product_is_large(model, capsys, tmp_path):
+    perfetto = tmp_path / "timeline.json"
+    assert main(["kernel", model, *ARGS, "--json", "--perfetto", str(perfetto)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["size"] for row in rows] == [256 << n for n in range(8)]
+    # A device receives the left sides of three others, 8 MiB each; what it gathers is the same at every size.
+    chips = Topology(get("tpu v5e"), (4,))
+    gather = collective_seconds("all_gather", 4 * 2048 * 2048 * 2, chips)
+    for row in rows:
+        assert row["sent_bytes"] == 3 * 2048 * 2048 * 2
+        assert row["collective_seconds"] == pytest.approx(gather)
+        assert row["apart_seconds"] == pytest.approx(gather + row["compute_seconds"])
+        assert row["kernel_seconds"] >= max(gather, row["compute_seconds"]) * 0.99
+    ratios = [row["ratio"] for row in rows]
+    assert ratios[0] > 1 > min(ratios)
+    assert json.loads(perfetto.read_text())["traceEvents"]
+
+
+def test_the_table(model, capsys):
+    assert main(["kernel", model, *ARGS]) == 0
+    text = capsys.readouterr().out.splitlines()
+    assert text[3] == "kernel on tpu v5e 4x4: sending beside computing, and one after the other"
+    assert text[4].split() == ["last", "dim", "kernel", "gather", "compute", "apart", "ratio"]
+    assert text[-1] == "The kernel is faster from a last dim of 2048 on."
+
+
+def test_without_sizes_there_is_no_time(model, capsys):
+    assert main(["kernel", model, "--hardware", "tpu v5e 4x4"]) == 2
+    assert "--hardware needs --args." in capsys.readouterr().err
