@@ -101,7 +101,7 @@ def main() -> int:
     import flax
     import jax
     import numpy as np
-    from hlo_bytes import moved_bytes
+    from hlo_bytes import moved_by_kind
     from timing import compare, report, row
 
     import meshwright as mw
@@ -114,12 +114,21 @@ def main() -> int:
     ours = mw.interop.jax.jit(train_step, out_shardings=keep)
     found, expected = (list(losses(step, state, tokens, args.steps)) for step in (ours, theirs))
     np.testing.assert_allclose(found, expected, rtol=1e-3)
-    moved = sum(c.total_bytes * c.times for c in ours.lower(state, tokens).compile().collectives)
-    by_xla = moved_bytes(theirs.lower(state, tokens).compile().as_text(), DEVICES)[0]
+    listed = ours.lower(state, tokens).compile().collectives
+    moved = sum(c.total_bytes * c.times for c in listed)
+    of_jax = moved_by_kind(theirs.lower(state, tokens).compile().as_text(), DEVICES)
+    by_xla = sum(nbytes for nbytes, _ in of_jax.values())
     if not args.json:
         apart = np.ptp([found, expected], axis=0).max()
         print(f"losses of {args.steps} steps: {found[0]:.4f} to {found[-1]:.4f}, at most {apart:.0e} apart")
         print(f"bytes that all devices receive in a step: {moved:,}, under jax.jit {by_xla:,} ({moved / by_xla:.2f})")
+        here: dict[str, tuple[int, int]] = {}
+        for c in listed:
+            nbytes, count = here.get(c.kind.replace("_", "-"), (0, 0))
+            here[c.kind.replace("_", "-")] = nbytes + c.total_bytes * c.times, count + c.times
+        for word, found_there in (("jax.jit", of_jax), ("mw.interop.jax.jit", here)):
+            for kind, (nbytes, count) in sorted(found_there.items()):
+                print(f"  {word:<20} {kind:<16} {count:>3} of {nbytes:>11,} bytes")
     jobs = [lambda step=step: jax.block_until_ready(step(state, tokens)) for step in (ours, theirs)]
     rows = [row("step of flax and optax", compare(*jobs, repeats=args.repeats), BAR)]
     facts = {"bytes": moved, "bytes_under_jax": by_xla, "flax": flax.__version__}
