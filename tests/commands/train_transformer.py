@@ -14,7 +14,7 @@ mw.distributed.initialize() if "MESHWRIGHT_COORDINATOR" in os.environ else mw.se
 path, steps = sys.argv[1], int(sys.argv[2])
 found = setting("transformer", "tensor parallel")
 shardings = mw.tree.map(lambda x: x.sharding, found.placed)
-params, first = found.placed, 0
+step, params, first = found.step, found.placed, 0
 if os.path.isdir(path):
     state = mw.load(path, like={"params": shardings, "step": 0})
     params, first = state["params"], state["step"]
@@ -22,7 +22,7 @@ wq = params["layers"]["wq"]
 own = sorted(shard.device.id for shard in wq.addressable_shards)
 print("pid", mw.distributed.process_index(), os.getpid(), "devices", *own, flush=True)
 for n in range(first, steps):
-    loss, params = found.step(params, found.split, config=found.config)
+    loss, params = step(params, found.split, config=found.config)
     print(f"loss {n} {float(loss):.6f}", flush=True)
     if path != "-":
         mw.save(path, {"params": params, "step": n + 1})
