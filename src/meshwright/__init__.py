@@ -15,7 +15,6 @@ from meshwright.core.first_use import on_first_use
 from meshwright.core.program import Program
 from meshwright.core.source import named_scope
 from meshwright.core.text.parse import parse_program
-from meshwright.core.trace import Array
 from meshwright.errors import MeshwrightError
 from meshwright.transform import every_op as _every_op  # noqa: F401  (fills the registry)
 from meshwright.transform import policies as checkpoint_policies
@@ -39,6 +38,11 @@ if TYPE_CHECKING:
     from meshwright.sharding.single_device import default_device
     from meshwright.sharding.spec import P, PartitionSpec
     from meshwright.simulate.spmd import simulate
+
+if TYPE_CHECKING:
+    from meshwright.core.trace import Value as Array  # what functions take and return while they are traced, too
+else:
+    from meshwright.core.trace import Array
 
 remat = checkpoint
 

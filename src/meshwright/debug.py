@@ -21,6 +21,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.api.callback import debug_callback as callback
+from meshwright.api.callback import debug_print as print
+from meshwright.api.callback import inspect_array_sharding
 from meshwright.chart.colors import ColorMap
 from meshwright.core.source import here
 from meshwright.errors import MeshError
@@ -111,8 +114,11 @@ __all__ = [
     "Picture",
     "as_html",
     "as_text",
+    "callback",
+    "inspect_array_sharding",
     "kernel_picture",
     "picture",
+    "print",
     "visualize_array_sharding",
     "visualize_mesh",
     "visualize_sharding",

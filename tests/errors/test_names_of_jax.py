@@ -18,12 +18,7 @@ INSTEAD = [
     ("module 'meshwright'", "make_array_from_callback", "mw.device_put(x, sharding)"),
     ("module 'meshwright'", "tree_map", "mw.tree.map"),
     ("module 'meshwright'", "tree_util", "mw.tree"),
-    ("'Compiled' object", "cost_analysis", "compiled.cost('tpu v5e')"),
-    ("'Compiled' object", "memory_analysis", "compiled.memory()"),
-    ("'Compiled' object", "input_shardings", "compiled.in_shardings"),
-    ("'Compiled' object", "output_shardings", "compiled.out_shardings"),
     ("'Lowered' object", "compiler_ir", "lowered.as_text()"),
-    ("'Lowered' object", "cost_analysis", "lowered.compile().cost('tpu v5e')"),
     ("'Lowered' object", "explain", "lowered.compile().explain"),
     ("'Lowered' object", "simulate", "lowered.compile().simulate"),
 ]

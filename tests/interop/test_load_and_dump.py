@@ -27,10 +27,11 @@ from meshwright.transform import every_op as every  # noqa: F401  so that the re
 
 RNG = np.random.default_rng(0)
 
-# Ops about devices, and ops made of programs (tested by themselves).
+# Ops about devices, ops made of programs (tested by themselves), and factorizations, which are custom calls.
 LEFT_OUT = frozenset({
     "sharding_constraint", "axis_index", "psum", "pbroadcast", "all_gather",
     "psum_scatter", "all_gather_invariant", "pscatter", "all_to_all", "ppermute", "pmax", "pmin", "finish_sum",
+    "lu", "qr", "eigh", "svd", "eig",
 })  # fmt: skip
 # Ops that become several of StableHLO's, or one that can mean more.
 NOT_READ_BACK = frozenset({"cumprod", "polygamma", "sort"})

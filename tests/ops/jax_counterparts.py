@@ -15,6 +15,11 @@ from jax.ad_checkpoint import checkpoint_name
 Twin = Callable[..., Any]
 
 
+def _svd(x: Any, full: bool, vectors: bool) -> Any:
+    found = lax.linalg.svd(x, full_matrices=full, compute_uv=vectors)
+    return (found[1], found[0], found[2]) if vectors else (found,)
+
+
 def _pointwise(function: Twin) -> Twin:
     return lambda *xs, **params: function(*jnp.broadcast_arrays(*xs), **params)
 
@@ -233,6 +238,11 @@ COUNTERPARTS: dict[str, Twin] = {
     "fft": lambda x, kind, lengths: lax.fft(x, _FFT[kind], lengths),
     "cholesky": lambda x: lax.linalg.cholesky(x),
     "triangular_solve": lambda a, b, **params: lax.linalg.triangular_solve(a, b, **params),
+    "lu": lambda x: tuple(lax.linalg.lu(x)),
+    "qr": lambda x, full: tuple(lax.linalg.qr(x, full_matrices=full)),
+    "eigh": lambda x: tuple(lax.linalg.eigh(x)),
+    "svd": _svd,
+    "eig": lambda x: tuple(lax.linalg.eig(x, compute_left_eigenvectors=False, enable_eigvec_derivs=True)),
     # random
     "threefry2x32": _pointwise(lambda *xs: tuple(jax.extend.random.threefry2x32_p.bind(*xs))),
 }

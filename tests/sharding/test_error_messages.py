@@ -96,14 +96,10 @@ def test_the_rank_must_be_that_of_the_tensor():
 
 
 @pytest.mark.parametrize("mesh", [MESH, MESH.abstract_mesh], ids=["mesh", "abstract"])
-def test_a_mesh_is_set_and_not_entered(mesh):
-    with pytest.raises(MeshError) as caught, mesh:
-        raise AssertionError
-    assert (caught.value.what, caught.value.why, caught.value.fix) == (
-        "A mesh is not entered.",
-        "`with mesh:` would not say for what: the mesh that specs are of is set",
-        "with mw.set_mesh(mesh):",
-    )
+def test_a_mesh_that_is_entered_is_current(mesh):
+    with mesh as entered:
+        assert mw.get_mesh() is entered is mesh
+    assert mw.get_mesh() is None
 
 
 def test_a_spec_with_more_entries_than_dims():

@@ -46,6 +46,23 @@ def _bind_kwargs(function: Function, args: tuple[Any, ...], kwargs: dict[str, An
     return bound.args
 
 
+def _with_named(fun: Function, numbers: tuple[int, ...], names: str | Sequence[str], taker: str) -> tuple[int, ...]:
+    """Positions of arguments that are given by number and by name."""
+    given = (names,) if isinstance(names, str) else tuple(names)
+    if not given:
+        return numbers
+    declared = list(inspect.signature(fun).parameters)
+    unknown = next((name for name in given if name not in declared), None)
+    if unknown is not None:
+        raise MeshwrightError(
+            f"{taker} is given the argument {unknown!r}, which the function does not have.",
+            where=here(),
+            why=f"it takes {', '.join(declared)}",
+            fix="the name of one of its arguments",
+        )
+    return tuple(sorted({*numbers, *map(declared.index, given)}))
+
+
 def _no_rule(name: str, method: str) -> MeshwrightError:
     return MeshwrightError(
         f"{name} has no derivative rule yet.",
@@ -88,11 +105,14 @@ class custom_jvp(Generic[F]):
     30.0
     """
 
-    def __init__(self, fun: F, nondiff_argnums: int | Sequence[int] = ()) -> None:
+    def __init__(
+        self, fun: F, nondiff_argnums: int | Sequence[int] = (), nondiff_argnames: str | Sequence[str] = ()
+    ) -> None:
         check_function(fun, "custom_jvp")
         update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff = argument_numbers(nondiff_argnums, "custom_jvp", "nondiff_argnums")
+        numbers = argument_numbers(nondiff_argnums, "custom_jvp", "nondiff_argnums")
+        self.nondiff = _with_named(fun, numbers, nondiff_argnames, "custom_jvp")
         self.jvp: Function | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -168,11 +188,14 @@ class custom_vjp(Generic[F]):
     30.0
     """
 
-    def __init__(self, fun: F, nondiff_argnums: int | Sequence[int] = ()) -> None:
+    def __init__(
+        self, fun: F, nondiff_argnums: int | Sequence[int] = (), nondiff_argnames: str | Sequence[str] = ()
+    ) -> None:
         check_function(fun, "custom_vjp")
         update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff = argument_numbers(nondiff_argnums, "custom_vjp", "nondiff_argnums")
+        numbers = argument_numbers(nondiff_argnums, "custom_vjp", "nondiff_argnums")
+        self.nondiff = _with_named(fun, numbers, nondiff_argnames, "custom_vjp")
         self.rules: tuple[Function, Function] | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -273,6 +296,7 @@ def checkpoint(
     *,
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     policy: Callable[..., Any] | None = None,
 ) -> Any:
     """``fun``, whose derivative computes intermediate values again instead of keeping them.
@@ -289,20 +313,28 @@ def checkpoint(
     (2, 3)
     """
     if fun is None:
-        return lambda f: checkpoint(f, prevent_cse=prevent_cse, static_argnums=static_argnums, policy=policy)
+        return lambda f: checkpoint(
+            f, prevent_cse=prevent_cse, static_argnums=static_argnums, static_argnames=static_argnames, policy=policy
+        )
     check_function(fun, "checkpoint")
     kept = {} if policy is None else {"policy": policy_rule(policy)}
     prevent_cse = static_flag(prevent_cse, "prevent_cse of checkpoint")
     numbers = argument_numbers(static_argnums, "checkpoint", "static_argnums")
+    numbers = _with_named(fun, numbers, static_argnames, "checkpoint")
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
 
     @wraps(fun)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         static = [n % len(args) for n in numbers if -len(args) <= n < len(args)]
         fixed, rest = _split_args(args, static)
-        leaves, in_tree = tree.flatten((tuple(rest), kwargs))
+        known = {name: kwargs[name] for name in names if name in kwargs}
+        others = {name: x for name, x in kwargs.items() if name not in known}
+        leaves, in_tree = tree.flatten((tuple(rest), others))
         values = [leaf_value(x, "an argument") for x in leaves]
         found = trace_flat(
-            lambda *xs, **named: fun(*_join_args(fixed, xs, static), **named), in_tree, [x.type for x in values]
+            lambda *xs, **named: fun(*_join_args(fixed, xs, static), **named, **known),
+            in_tree,
+            [x.type for x in values],
         )
         outs = custom.checkpoint(*found.captured, *values, program=found.program, **kept)
         return tree.unflatten(found.out_tree, outs)

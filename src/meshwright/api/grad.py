@@ -86,12 +86,17 @@ def argument_positions(numbers: Sequence[int], count: int, asked: str, call: str
 
 
 def value_and_grad(
-    fun: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
+    fun: Function,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
 ) -> Function:
     """A function that returns ``(value, gradient)`` of a scalar function.
 
     ``argnums`` says which positional arguments to differentiate; with ``has_aux`` the function returns
-    ``(value, aux)`` and so does the result's first entry.
+    ``(value, aux)`` and so does the result's first entry. With ``allow_int`` arguments may be integers, whose gradients
+    are NumPy arrays of dtype ``float0``.
 
     >>> import meshwright.numpy as mnp
     >>> value, gradient = value_and_grad(lambda x: mnp.sum(x**2))(mnp.array([1.0, 2.0]))
@@ -122,7 +127,7 @@ def value_and_grad(
             return out
 
         traced, values = _trace_on(of_selected, [args[n] for n in positions])
-        _check_inputs(values, [args[n] for n in positions], positions, holomorphic)
+        _check_inputs(values, [args[n] for n in positions], positions, holomorphic, allow_int)
         n_main = (
             1 if not has_aux else tree.structure(tree.unflatten(traced.out_tree, traced.program.outputs)[0]).num_leaves
         )
@@ -131,20 +136,31 @@ def value_and_grad(
         seed = Array(np.ones((), outs[0].dtype), TensorType((), outs[0].dtype))
         cts = pull([seed, *[None] * (len(outs) - 1)])
         grads = [zeros(x.type) if ct is None else _strengthen(ct, x.type) for ct, x in zip(cts, values, strict=True)]
-        grads = [_beside(ct, x) for ct, x in zip(grads, values, strict=True)]
+        grads = [_beside(ct, x) if _differentiable(x) else _float0(x) for ct, x in zip(grads, values, strict=True)]
         gradient = tree.unflatten(tree.structure(tuple(args[n] for n in positions)), grads)
         return tree.unflatten(traced.out_tree, outs), gradient[0] if isinstance(argnums, int) else gradient
 
     return differentiated
 
 
-def grad(fun: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False) -> Function:
+def _float0(x: Value) -> Any:
+    """The derivative of an integer."""
+    return np.zeros(x.shape, dtypes.FLOAT0)
+
+
+def grad(
+    fun: Function,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Function:
     """A function that returns the gradient of a scalar function (and its aux, with ``has_aux``).
 
     >>> float(grad(lambda x: x**3)(2.0))
     12.0
     """
-    both = value_and_grad(fun, argnums, has_aux, holomorphic)
+    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
 
     @wraps(fun)
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -167,10 +183,12 @@ def _strengthen(ct: Value, type: TensorType) -> Value:
     return ct if same else convert(ct, dtype=type.dtype, weak=type.weak)
 
 
-def _check_inputs(values: Sequence[Value], args: Sequence[Any], positions: Sequence[int], holomorphic: bool) -> None:
+def _check_inputs(
+    values: Sequence[Value], args: Sequence[Any], positions: Sequence[int], holomorphic: bool, allow_int: bool
+) -> None:
     names = [f"argument {n}{path}" for n, arg in zip(positions, args, strict=True) for path in tree.path_names(arg)]
     for value, name in zip(values, names, strict=True):
-        if not _differentiable(value):
+        if not _differentiable(value) and not allow_int:
             raise DifferentiationError(
                 f"grad needs real inputs, but {name} is {value.type}.",
                 where=here(),
@@ -250,9 +268,9 @@ def jvp(fun: Function, primals: Sequence[Any], tangents: Sequence[Any], has_aux:
 
 def _fit(type: TensorType, t: Any, what: str, owner: str, whole: bool = False) -> Value | None:
     """A tangent or cotangent in the type of what it belongs to; None where that has no derivative, being ``whole``."""
-    value = leaf_value(t, f"a {what}")
     if not whole and not dtypes.is_inexact(type.dtype):
         return None
+    value = leaf_value(t, f"a {what}")
     fits = dtypes.promote((type.dtype, False), (value.type.dtype, value.type.weak))[0] == type.dtype
     if value.type.shape != type.shape or (value.type.dtype != type.dtype and not (value.type.weak and fits)):
         raise DifferentiationError(
@@ -292,14 +310,21 @@ def vjp(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
         found = pull([*cts, *[None] * (len(outs) - len(cts))])
         return tree.unflatten(
             in_tree,
-            [zeros(x.type) if c is None else _strengthen(c, x.type) for c, x in zip(found, values, strict=True)],
+            [_cotangent(c, x) for c, x in zip(found, values, strict=True)],
         )
 
     return (out[0], backward, out[1]) if has_aux else (out, backward)
 
 
-def linearize(fun: Function, *primals: Any) -> tuple[Any, Function]:
-    """``fun(*primals)`` and its derivative there as a linear function of tangents, computed once.
+def _cotangent(ct: Value | None, x: Value) -> Any:
+    if not _differentiable(x):
+        return _float0(x)
+    return zeros(x.type) if ct is None else _strengthen(ct, x.type)
+
+
+def linearize(fun: Function, *primals: Any, has_aux: bool = False) -> Any:
+    """``fun(*primals)`` and its derivative there as a linear function of tangents, computed once; with ``has_aux``
+    also the aux.
 
     >>> out, push = linearize(lambda x: x**2, 3.0)
     >>> float(out), float(push(1.0)), float(push(2.0))
@@ -323,9 +348,11 @@ def linearize(fun: Function, *primals: Any) -> tuple[Any, Function]:
         ts = [_fit(x.type, t, "tangent", "primal") for x, t, f in zip(values, leaves, flags, strict=True) if f]
         found = iter(run(linear.program, [*linear.residuals, *ts]))
         full = [next(found) if kept else zeros(x.type) for x, kept in zip(outs, linear.nonzero, strict=True)]
-        return tree.unflatten(traced.out_tree, full)
+        pushed = tree.unflatten(traced.out_tree, full)
+        return pushed[0] if has_aux else pushed
 
-    return tree.unflatten(traced.out_tree, outs), push
+    out = tree.unflatten(traced.out_tree, outs)
+    return (out[0], push, out[1]) if has_aux else (out, push)
 
 
 def linear_transpose(fun: Function, *primals: Any) -> Function:

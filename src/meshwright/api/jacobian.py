@@ -45,13 +45,27 @@ def _cut(rows: Value, leaves: Sequence[Value]) -> list[Value]:
     return blocks
 
 
-def _select(fun: Function, argnums: int | Sequence[int], args: Sequence[Any]) -> tuple[Function, tuple[Any, ...]]:
+def _select(
+    fun: Function,
+    argnums: int | Sequence[int],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    holomorphic: bool,
+    ints: bool,
+) -> tuple[Function, tuple[Any, ...]]:
     numbers = argument_numbers(argnums, "jacobian", "argnums")
     argument_positions(numbers, len(args), "A Jacobian", "argnums={}")
     chosen = [args[n] for n in numbers]
     for name, leaf in zip(tree.argument_names(chosen), tree.leaves(chosen), strict=True):
         found = leaf_value(leaf, name)
-        if not dtypes.is_inexact(found.dtype):
+        if holomorphic and not dtypes.is_complex(found.dtype):
+            raise DifferentiationError(
+                f"A Jacobian of a holomorphic function needs complex inputs, but {name} is {found.type}.",
+                where=here(),
+                why="holomorphic=True says that the derivative is a complex number",
+                fix="leave holomorphic out, or x.astype('complex64')",
+            )
+        if not dtypes.is_inexact(found.dtype) and not ints:
             raise DifferentiationError(
                 f"A Jacobian needs real or complex inputs, but {name} is {found.type}.",
                 where=here(),
@@ -63,13 +77,16 @@ def _select(fun: Function, argnums: int | Sequence[int], args: Sequence[Any]) ->
         full = list(args)
         for n, x in zip(numbers, selected, strict=True):
             full[n] = x
-        return fun(*full)
+        return fun(*full, **kwargs)
 
     return of_selected, tuple(chosen)
 
 
-def jacfwd(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """The Jacobian column by column, by forward mode: best when there are few inputs.
+def jacfwd(
+    fun: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
+) -> Function:
+    """The Jacobian column by column, by forward mode: best when there are few inputs. With ``has_aux`` the function
+    returns ``(value, aux)``, and its Jacobian comes with the aux.
 
     >>> import meshwright.numpy as mnp
     >>> jacfwd(lambda x: x**2)(mnp.array([1.0, 2.0])).tolist()
@@ -79,15 +96,16 @@ def jacfwd(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
     check_function(fun, "jacfwd")
 
     @wraps(fun)
-    def jacobian_of(*args: Any) -> Any:
-        of_selected, chosen = _select(fun, argnums, args)
+    def jacobian_of(*args: Any, **kwargs: Any) -> Any:
+        of_selected, chosen = _select(fun, argnums, args, kwargs, holomorphic, False)
         leaves, in_tree = tree.flatten(chosen)
         values = [leaf_value(x, "an argument") for x in leaves]
 
         def push(*tangents: Any) -> Any:
-            return jvp(of_selected, tree.unflatten(in_tree, values), tree.unflatten(in_tree, tangents))[1]
+            found = jvp(of_selected, tree.unflatten(in_tree, values), tree.unflatten(in_tree, tangents), has_aux)
+            return found[1:] if has_aux else (found[1], ())
 
-        columns = vmap(push)(*_basis(values))
+        columns, aux = vmap(push, out_axes=(0, None))(*_basis(values))
 
         def of_output(rows: Value) -> Any:
             # each block has the input's dims in front; they belong behind the output's
@@ -95,7 +113,8 @@ def jacfwd(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
             found = tree.unflatten(in_tree, blocks)
             return found[0] if isinstance(argnums, int) else found
 
-        return tree.map(of_output, columns)
+        found = tree.map(of_output, columns)
+        return (found, aux) if has_aux else found
 
     return jacobian_of
 
@@ -106,8 +125,15 @@ def _rotate(x: Value, count: int) -> Value:
     return x
 
 
-def jacrev(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """The Jacobian row by row, by reverse mode: best when there are few outputs.
+def jacrev(
+    fun: Function,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Function:
+    """The Jacobian row by row, by reverse mode: best when there are few outputs. With ``has_aux`` the function returns
+    ``(value, aux)``, and its Jacobian comes with the aux.
 
     >>> import meshwright.numpy as mnp
     >>> jacrev(lambda x: mnp.sum(x**2))(mnp.array([1.0, 2.0])).tolist()
@@ -117,9 +143,9 @@ def jacrev(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
     check_function(fun, "jacrev")
 
     @wraps(fun)
-    def jacobian_of(*args: Any) -> Any:
-        of_selected, chosen = _select(fun, argnums, args)
-        out, pull = vjp(of_selected, *chosen)
+    def jacobian_of(*args: Any, **kwargs: Any) -> Any:
+        of_selected, chosen = _select(fun, argnums, args, kwargs, holomorphic, allow_int)
+        out, pull, *aux = vjp(of_selected, *chosen, has_aux=has_aux)
         leaves, out_tree = tree.flatten(out)
 
         def back(*cotangents: Any) -> Any:
@@ -132,7 +158,8 @@ def jacrev(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
         for n in range(len(leaves)):
             inputs = tree.unflatten(in_tree, [blocks[n] for blocks in per_input])
             found.append(inputs[0] if isinstance(argnums, int) else inputs)
-        return tree.unflatten(out_tree, found)
+        result = tree.unflatten(out_tree, found)
+        return (result, *aux) if has_aux else result
 
     return jacobian_of
 
@@ -140,11 +167,13 @@ def jacrev(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
 jacobian = jacrev
 
 
-def hessian(fun: Function, argnums: int | Sequence[int] = 0) -> Function:
-    """The matrix of second derivatives, forward over reverse.
+def hessian(
+    fun: Function, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
+) -> Function:
+    """The matrix of second derivatives, forward over reverse; with ``has_aux``, also the aux.
 
     >>> import meshwright.numpy as mnp
     >>> hessian(lambda x: mnp.sum(x**3))(mnp.array([1.0, 2.0])).tolist()
     [[6.0, 0.0], [0.0, 12.0]]
     """
-    return jacfwd(jacrev(fun, argnums), argnums)
+    return jacfwd(jacrev(fun, argnums, has_aux, holomorphic), argnums, has_aux, holomorphic)

@@ -17,8 +17,10 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Mapped, Value, make_varying, state
 from meshwright.core.types import TensorType, union
 from meshwright.errors import MeshError, MeshwrightError, ShardingError, TreeError, VarianceError
+from meshwright.ops.collective import pinvariant
 from meshwright.ops.layout import laid_out
 from meshwright.sharding.axes import AxisRef, merged
+from meshwright.sharding.explicit import spec_of
 from meshwright.sharding.mesh import BaseMesh, Mesh, get_mesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.single_device import one_device
@@ -44,9 +46,11 @@ def shard_map(
 
     ``in_specs`` says how each argument is cut into blocks, ``out_specs`` how results are put together: a ``P``, or a
     tree of them that is a prefix of the arguments. Axes that a spec does not name leave the value whole: all devices
-    get the same, and must return the same. ``P(sum="i")`` sums what the devices return. ``axis_names`` are the axes
-    that ``f`` is written for (all, if not given). With ``auto_pbroadcast=False`` every ``lax.pbroadcast`` is yours to
-    write.
+    get the same, and must return the same. ``P(sum="i")`` sums what the devices return. Without ``in_specs`` arguments
+    come in as they lie on the mesh. ``axis_names`` are the axes that ``f`` is written for (all, if not given). With
+    ``auto_pbroadcast=False`` every ``lax.pbroadcast`` is yours to write. With ``check_vma=False`` all values vary over
+    all axes, as if each device knew of itself alone: nothing is asked of results, a gradient taken inside is each
+    device's own, and the transpose of a psum is a psum.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> from meshwright import lax
@@ -63,23 +67,8 @@ def shard_map(
     if f is None:
         return partial(shard_map, **given)
     check_function(f, "shard_map")
-    for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
-        if specs is None:
-            raise ShardingError(
-                f"shard_map needs {name}.",
-                where=here(),
-                why="they say how arguments are cut and results put together",
-                fix=f"{name}=mw.P('i'), or mw.P() for what is the same on all devices",
-            )
-    if not (check_vma and check_rep):
-        check = "check_rep" if check_vma else "check_vma"  # the former is the latter's older name
-        raise MeshwrightError(
-            f"shard_map has no {check}=False.",
-            where=here(),
-            why="what varies over which axis is part of every type, and decides what is right",
-            fix=f"leave {check} out; a result that is the same on all devices without the type saying so leaves by "
-            "out_specs=mw.P(replicated={'i'})",
-        )
+    if out_specs is None:
+        raise _no_specs("out_specs")
 
     @wraps(f)
     def mapped(*args: Any, **keywords: Any) -> Any:
@@ -90,7 +79,7 @@ def shard_map(
                 why="in_specs has one entry for each argument by position",
                 fix=f"pass {', '.join(keywords)} by position",
             )
-        return _Call(f, _mesh(mesh), axis_names, in_specs, out_specs, auto_pbroadcast)(args)
+        return _Call(f, _mesh(mesh), axis_names, in_specs, out_specs, auto_pbroadcast, check_vma and check_rep)(args)
 
     return mapped
 
@@ -196,20 +185,24 @@ class _Call:
         in_specs: Any,
         out_specs: Any,
         automatic: bool,
+        checked: bool,
     ) -> None:
         self.function = function
         self.mesh = mesh
         self.names = _manual_names(mesh, axis_names)
         self.in_specs, self.out_specs = in_specs, out_specs
-        self.automatic = bool(automatic)
+        self.automatic, self.checked = bool(automatic), bool(checked)
         self.cuts: Cuts = frozenset()
 
     def __call__(self, args: tuple[Any, ...]) -> Any:
         leaves, in_tree = tree.flatten((args, {}))
         labels = tree.argument_names(args)
         values = [leaf_value(x, f"{label} of shard_map") for x, label in zip(leaves, labels, strict=True)]
-        prefix = self.in_specs if isinstance(self.in_specs, PartitionSpec) else _as_tuple(self.in_specs, args)
-        specs = _specs_for(prefix, args, "in_specs")
+        if self.in_specs is None:
+            specs = [_own_spec(x, self.names) for x in values]
+        else:
+            prefix = self.in_specs if isinstance(self.in_specs, PartitionSpec) else _as_tuple(self.in_specs, args)
+            specs = _specs_for(prefix, args, "in_specs")
         while True:
             try:
                 return self.run(values, labels, specs, in_tree)
@@ -235,7 +228,7 @@ class _Call:
 
         def body(*args: Any) -> Any:
             with _running(manual):
-                result = self.function(*args)
+                result = self.function(*(args if self.checked else self.made_varying(args)))
                 leaves, out_tree = tree.flatten(result)
                 outs = [leaf_value(x, "a result of the function") for x in leaves]
                 written[:] = _specs_for(self.out_specs, result, "out_specs")
@@ -244,6 +237,7 @@ class _Call:
                     self.spec(spec, x.type, f"the result{f' {name}' if name else ''}", manual, "out_specs")
                     for spec, x, name in zip(written, outs, names, strict=True)
                 ]
+                outs = [self.taken_as_same(x, spec) for x, spec in zip(outs, out_specs, strict=True)]
                 found = [self.leave(x, s, n) for x, s, n in zip(outs, out_specs, names, strict=True)]
             return tree.unflatten(out_tree, found)
 
@@ -280,6 +274,7 @@ class _Call:
             {**(outer.level if outer else {}), **dict.fromkeys(axes, level)},
             {**(outer.parts if outer else {}), **cut},
             self.automatic,
+            self.checked,
         )
         whole = [
             part
@@ -354,6 +349,21 @@ class _Call:
                 fix=f"leave {name!r} out of the spec" if taken else error.fix,
             ) from None
 
+    def made_varying(self, args: Any) -> Any:
+        """Arguments that vary over all axes, so that their cotangents are each device's own inside of the function."""
+        assert state.manual is not None
+        mine = self.here(state.manual)
+        return tree.map(lambda x: make_varying(x, union((x.type.varying, mine))), args)
+
+    def taken_as_same(self, x: Value, spec: PartitionSpec) -> Value:
+        """Without checks, a result that its spec says is the same along an axis is what the first device returns."""
+        manual = state.manual
+        assert manual is not None
+        extra = [a for a in x.type.varying if a in self.here(manual) and a not in op.varying_axes(spec)]
+        if self.checked or not extra:
+            return x
+        return pinvariant(x, axes=tuple(extra), sizes=tuple(manual.axes[a] for a in extra))  # type: ignore[no-any-return]
+
     def leave(self, x: Value, spec: PartitionSpec, name: str) -> Value:
         """A result as its spec wants it, or an error if it differs between devices that must return the same."""
         assert state.manual is not None
@@ -390,6 +400,30 @@ class _Call:
                 fix=f"lax.pbroadcast(x, {axes}), or leave {axes} out of the spec",
             )
         return make_varying(x, union((x.type.varying, wanted)))  # type: ignore[no-any-return]
+
+
+def _no_specs(name: str) -> ShardingError:
+    return ShardingError(
+        f"shard_map needs {name}.",
+        where=here(),
+        why="they say how arguments are cut and results put together",
+        fix=f"{name}=mw.P('i'), or mw.P() for what is the same on all devices",
+    )
+
+
+def _own_spec(x: Value, names: Sequence[str]) -> PartitionSpec:
+    """How a value lies over the axes of a shard_map: as its type says, or the sharding of an array."""
+    placed = x._sharding if x.__class__ is Array else None
+    if x.type.sharding is not None:
+        spec = spec_of(x.type)
+    elif isinstance(placed, NamedSharding):
+        spec = placed.spec
+    elif x.ndim == 0 or placed is not None:
+        spec = PartitionSpec()
+    else:
+        raise _no_specs("in_specs")
+    entries = [tuple(a for a in entry_axes(entry) if read_axis(a).name in names) for entry in spec.partitions]
+    return PartitionSpec(*(entry or None for entry in entries), unreduced=spec.unreduced)
 
 
 def _check_captured(traced: TracedFunction) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
+from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.compile.diff import CommsDiff
 from meshwright.compile.direct import ANY, MISSED, DirectCall
 from meshwright.compile.engines import check_engine
@@ -29,13 +30,18 @@ if TYPE_CHECKING:
 
 
 # Names that JAX has, and what to write.
-_OF_COMPILED = {
-    "cost_analysis": "compiled.cost('tpu v5e')",
-    "input_shardings": "compiled.in_shardings",
-    "memory_analysis": "compiled.memory()",
-    "output_shardings": "compiled.out_shardings",
-}
-_OF_LOWERED = {"compiler_ir": "lowered.as_text()", "cost_analysis": "lowered.compile().cost('tpu v5e')"}
+_OF_LOWERED = {"compiler_ir": "lowered.as_text()"}
+
+
+class MemoryAnalysis(NamedTuple):
+    """The bytes of one device by the names that XLA's own analysis has."""
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    host_temp_size_in_bytes: int
+    peak_memory_in_bytes: int
 
 
 class JitCall(NamedTuple):
@@ -106,7 +112,7 @@ class Compiled:
         def __getattr__(self, name):
             if hasattr(Compiled, name):  # a property that failed: its own error
                 return object.__getattribute__(self, name)
-            raise no_attribute("'Compiled' object", name, _OF_COMPILED)
+            raise no_attribute("'Compiled' object", name, {})
 
     @property
     def program(self) -> Program:
@@ -315,6 +321,46 @@ class Compiled:
 
         return memory(read_program(self)[0], donated=self.donated, flash=flash)
 
+    @property
+    def input_shardings(self) -> Any:
+        """``in_shardings`` as JAX has them: those of the arguments by position, and those by name."""
+        return self.in_shardings
+
+    @property
+    def output_shardings(self) -> Any:
+        """``out_shardings`` by their name in JAX."""
+        return self.out_shardings
+
+    @property
+    def out_info(self) -> Any:
+        """The shapes and dtypes of the results."""
+        return _out_info(self._call.out_tree, self._executable.out_types)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """FLOPs and bytes of memory that one device computes with, by XLA's names.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> x = mnp.ones((8, 8))
+        >>> mw.jit(lambda x: x @ x).lower(x).compile().cost_analysis()["flops"]
+        1024.0
+        """
+        from meshwright.simulate.spmd import work
+
+        found = work(self, "tpu v5e", mode="exact", while_steps=1, flash=True)
+        moved = sum(times * task.cost.nbytes for task, times in found.leaves())
+        return {"flops": float(found.flops), "bytes accessed": float(moved)}
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """``memory`` by XLA's names.
+
+        >>> import meshwright as mw, meshwright.numpy as mnp
+        >>> mw.jit(lambda x: x * 2).lower(mnp.ones(1024)).compile().memory_analysis().argument_size_in_bytes
+        4096
+        """
+        use = self.memory()
+        sizes = use.argument_bytes, use.output_bytes, use.alias_bytes, use.temporary_bytes, use.host_bytes
+        return MemoryAnalysis(*sizes, use.peak_bytes)
+
     def explain_sharding(self, value: Any) -> ShardingReasons:
         """Where each axis of a value's sharding came from: what a user wrote, and the equations on the way.
 
@@ -343,6 +389,10 @@ def _outline(arguments: Any) -> str:
 def _fits(x: Value, t: TensorType) -> bool:
     """Whether a value has a type; one that was put nowhere goes where the type says."""
     return x.type is t or (getattr(x, "_sharding", None) is None and x.type is t.with_(sharding=None))
+
+
+def _out_info(structure: tree.TreeDef, types: Sequence[TensorType]) -> Any:
+    return tree.unflatten(structure, [ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak) for t in types])
 
 
 class Lowered:
@@ -377,7 +427,42 @@ class Lowered:
 
         return lowered_text(self.program, self._call)
 
+    @property
+    def out_info(self) -> Any:
+        """The shapes and dtypes of the results."""
+        return _out_info(self._call.out_tree, self.program.out_types)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """FLOPs and bytes of what it compiles to, by XLA's names."""
+        return self.compile().cost_analysis()
+
     def compile(self, engine: str | None = None) -> Compiled:
         """The program that runs, on an engine: that of ``jit``, or of `set_engine`, if none is named."""
         check_engine(engine)
         return self._compile(engine)  # type: ignore[no-any-return]
+
+
+class TracedCall:
+    """A function traced for the types of some arguments."""
+
+    def __init__(self, lowered: Lowered, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._lowered, self.args, self.kwargs = lowered, args, kwargs
+
+    @property
+    def jaxpr(self) -> Program:
+        """The program."""
+        return self._lowered.program
+
+    @property
+    def out_info(self) -> Any:
+        """The shapes and dtypes of the results."""
+        return self._lowered.out_info
+
+    @property
+    def fun_name(self) -> str:
+        """The name of the function."""
+        return self._lowered._call.name
+
+    def lower(self, **options: Any) -> Lowered:
+        """The function as it is handed to the compiler."""
+        return self._lowered

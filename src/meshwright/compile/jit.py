@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import update_wrapper
 from types import MethodType
@@ -17,7 +18,7 @@ from meshwright.arrays.tracing import (
     leaf_value,
     trace_flat,
 )
-from meshwright.compile.compiled import Compiled, JitCall, Lowered
+from meshwright.compile.compiled import Compiled, JitCall, Lowered, TracedCall
 from meshwright.compile.direct import MISSED, DirectCall
 from meshwright.compile.engines import check_engine
 from meshwright.compile.executable import Executable, keep_on_devices
@@ -90,6 +91,8 @@ class Jitted:
         self._traced: dict[Any, _TracedInside] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current_engine.disabled:
+            return self.fun(*args, **kwargs)
         direct = self._direct
         if direct is not None and not kwargs:
             found = direct(args)
@@ -190,6 +193,25 @@ class Jitted:
             return Compiled(Executable(chosen, stages, device), in_tree, types, call.parameters, call)
 
         return Lowered(compiled, start.program, call)
+
+    def trace(self, *args: Any, **kwargs: Any) -> TracedCall:
+        """The function traced for these arguments: ``.lower().compile()`` goes on from there.
+
+        >>> import meshwright.numpy as mnp
+        >>> jit(lambda x: x * 2).trace(mnp.ones(3)).out_info
+        ShapeDtypeStruct(shape=(3,), dtype=float32)
+        """
+        return TracedCall(self.lower(*args, **kwargs), args, kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """The shapes and dtypes of the results for these arguments."""
+        return self.trace(*args, **kwargs).out_info
+
+    def clear_cache(self) -> None:
+        """Forget what was compiled."""
+        self._direct = None
+        for kept in (self._compiled, self._alike, self._written, self._traced):
+            kept.clear()
 
     def _separate(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -467,6 +489,22 @@ def jit(
 
         check_machine(hardware, "program", "hardware")
     return Jitted(fun, numbers, names, donate, in_shardings, out_shardings, overlap, bool(thorough), hardware, engine)
+
+
+@contextmanager
+def disable_jit(disable: bool = True) -> Iterator[None]:
+    """Inside, jitted functions run op by op, and Python sees their values.
+
+    >>> f = jit(lambda x: print("x is", x))
+    >>> with disable_jit():
+    ...     f(1.0)
+    x is 1.0
+    """
+    current_engine.disabled += bool(disable)
+    try:
+        yield
+    finally:
+        current_engine.disabled -= bool(disable)
 
 
 def _on_its_mesh(op: Op, operands: Sequence[Array], params: Params) -> Any:

@@ -14,6 +14,7 @@ ENGINES = ("numpy", "xla", "xla-stacked")
 
 class _CurrentEngine:
     name = "numpy"
+    disabled = 0  # how many ``disable_jit`` are entered: jitted functions then run op by op
 
 
 current_engine = _CurrentEngine()  # what runs programs that name no engine

@@ -20,6 +20,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT8_E4M3FN, FLOAT8_E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 INT4, UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
 COMPLEX64, COMPLEX128 = np.dtype(np.complex64), np.dtype(np.complex128)
+FLOAT0: DType = np.dtype([("float0", np.void, 0)])  # of the derivative of an integer, which has one value
 
 # The name a program is printed with -> the dtype.
 SHORT_NAMES: dict[str, DType] = {

@@ -27,29 +27,39 @@ from meshwright.core.types import Shape, TensorType, Variance, union
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, VarianceError
 
 if TYPE_CHECKING:
+    from meshwright.arrays.placement import Placed
     from meshwright.core.op import Op
+    from meshwright.numpy.methods import Methods
+    from meshwright.numpy.operators import Operators
+
+    class ValueMembers(Operators, Methods, Placed):
+        """The operators and methods that ``meshwright.numpy`` gives to values, and what arrays say of their devices:
+        for type checkers."""
+
+else:
+    ValueMembers = object
 
 
-class Value:
+class Value(ValueMembers):
     """What programs compute with: an ``Array`` or a ``Tracer``. ``meshwright.numpy`` adds operators and methods."""
 
     __slots__ = ("__weakref__",)
     type: TensorType
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.type.shape
 
     @property
-    def dtype(self) -> dtypes.DType:
+    def dtype(self) -> dtypes.DType:  # type: ignore[override]
         return self.type.dtype
 
     @property
-    def ndim(self) -> int:
+    def ndim(self) -> int:  # type: ignore[override]
         return self.type.ndim
 
     @property
-    def size(self) -> int:
+    def size(self) -> int:  # type: ignore[override]
         return self.type.size
 
     @property
@@ -148,7 +158,7 @@ class Manual:
 
     ``mesh`` is the whole mesh; ``axes`` are the sizes of those axes; ``level`` the trace of the body each belongs to;
     ``parts`` the parts of an axis that was cut, by its name; ``automatic`` whether values are made varying where they
-    must vary.
+    must vary; ``checked`` whether what varies over which axis is asked of the user: otherwise all values vary.
     """
 
     mesh: Any
@@ -156,11 +166,12 @@ class Manual:
     level: Mapping[str, int]
     parts: Mapping[str, tuple[str, ...]]
     automatic: bool
+    checked: bool = True
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What a program traced here depends on."""
-        return tuple(self.axes.items()), tuple(self.parts.items()), self.automatic
+        return tuple(self.axes.items()), tuple(self.parts.items()), self.automatic, self.checked
 
 
 class Mapped(NamedTuple):

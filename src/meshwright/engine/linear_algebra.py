@@ -59,3 +59,75 @@ def _substitute(a: Array, b: Array) -> Array:
             known = a[..., row : row + 1, row + 1 :] @ x[..., row + 1 :, :]
             x[..., row, :] = (x[..., row, :] - known[..., 0, :]) / a[..., row, row, None]
     return x
+
+
+_PANEL = 32  # columns that are factored together before the rest of the matrix is updated
+
+
+def lu(x: Array) -> tuple[Array, Array, Array]:
+    """The factors of each matrix with rows exchanged: both triangles in one, the exchanges, the order of the rows."""
+    lead, (m, n) = x.shape[:-2], x.shape[-2:]
+    a = x.reshape(-1, m, n).copy()
+    count, k = len(a), min(m, n)
+    pivots = np.zeros((count, k), np.int32)
+    order = np.broadcast_to(np.arange(m, dtype=np.int32), (count, m)).copy()
+    every = np.arange(count)
+    for start in range(0, k, _PANEL):
+        stop = min(start + _PANEL, k)
+        for j in range(start, stop):
+            pivot = j + np.argmax(np.abs(a[:, j:, j]), axis=1)
+            pivots[:, j] = pivot
+            for whole in (a, order):
+                here, there = whole[:, j].copy(), whole[every, pivot].copy()
+                whole[:, j], whole[every, pivot] = there, here
+            head = a[:, j, j, None]
+            a[:, j + 1 :, j] /= np.where(head == 0, 1, head)
+            a[:, j + 1 :, j + 1 : stop] -= a[:, j + 1 :, j, None] * a[:, None, j, j + 1 : stop]
+        if stop < n:
+            a[:, start:stop, stop:] = solve_triangular(
+                a[:, start:stop, start:stop], a[:, start:stop, stop:], True, True
+            )
+            a[:, stop:, stop:] -= a[:, stop:, start:stop] @ a[:, start:stop, stop:]
+    return a.reshape(x.shape), pivots.reshape(*lead, k), order.reshape(*lead, m)
+
+
+def _or_nan(function: Any, x: Array) -> Any:
+    """What ``function`` makes of each matrix; NaN of those on which NumPy gives up, such as ones with NaNs."""
+    try:
+        return function(x)
+    except np.linalg.LinAlgError:
+        flat = x.reshape(-1, *x.shape[-2:])
+        clean = np.eye(*x.shape[-2:], dtype=x.dtype)
+        kept = [matrix if np.isfinite(matrix).all() else clean for matrix in flat]
+        bad = np.array([not np.isfinite(matrix).all() for matrix in flat]).reshape(x.shape[:-2])
+        found = function(np.stack(kept).reshape(x.shape))
+        return tuple(
+            np.where(bad.reshape(*bad.shape, *[1] * (y.ndim - bad.ndim)), y.dtype.type(np.nan), y) for y in found
+        )
+
+
+def qr(x: Array, full: bool) -> tuple[Array, Array]:
+    """Columns of length 1 at right angles, and the upper triangle that makes the matrix of them."""
+    found = np.linalg.qr(x, "complete" if full else "reduced")
+    return found.Q, found.R
+
+
+def eigh(x: Array) -> tuple[Array, Array]:
+    """The eigenvectors, as columns, and the increasing eigenvalues of Hermitian matrices, read from lower triangles."""
+    found = _or_nan(lambda x: tuple(np.linalg.eigh(x, "L")), x)
+    return found[1], found[0]
+
+
+def svd(x: Array, full: bool, vectors: bool) -> tuple[Array, ...]:
+    """The singular values, decreasing, and the vectors on both sides where they are asked for: ``(s, u, vh)``."""
+    if not vectors:
+        return _or_nan(lambda x: (np.linalg.svd(x, compute_uv=False),), x)  # type: ignore[no-any-return]
+    u, s, vh = _or_nan(lambda x: tuple(np.linalg.svd(x, full)), x)
+    return s, u, vh
+
+
+def eig(x: Array) -> tuple[Array, Array]:
+    """The eigenvalues and the eigenvectors, as columns of length 1, of any matrices: complex numbers."""
+    dtype = np.result_type(x.dtype, np.complex64)
+    values, vectors = _or_nan(lambda x: tuple(np.linalg.eig(x)), x)
+    return values.astype(dtype), vectors.astype(dtype)

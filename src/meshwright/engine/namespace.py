@@ -7,6 +7,7 @@ A rule takes from ``xp`` the names NumPy has, and these, which NumPy lacks:
   ``engine.windows``;
 - ``add_parts(shape, dtype, [(place, part), …])``: zeros with each part added at its place;
 - ``conv_general_dilated(x, w, …)``, ``cholesky(x)``, ``solve_triangular(a, b, lower, unit_diagonal)``, ``top_k(x, k)``;
+- ``lu(x)``, ``qr(x, full)``, ``eigh(x)``, ``svd(x, full, vectors)``, ``eig(x)``: see ``engine.linear_algebra``;
 - ``logistic``, ``rsqrt``, ``erf``, ``erfc``, ``erf_inv``, ``lgamma``, ``digamma`` of x, ``polygamma(x, order)``;
 - ``complex(re, im)``, ``population_count(x)``, ``clz(x)``, ``bitcast(x, dtype)``,
   ``reduce_precision(x, exponent_bits, mantissa_bits)``;
@@ -31,7 +32,7 @@ from meshwright.core.types import TensorType
 from meshwright.engine import random_special, special
 from meshwright.engine.blas import matmul
 from meshwright.engine.convolution import conv_general_dilated
-from meshwright.engine.linear_algebra import cholesky, solve_triangular
+from meshwright.engine.linear_algebra import cholesky, eig, eigh, lu, qr, solve_triangular, svd
 from meshwright.engine.ordering import top_k
 from meshwright.engine.threefry import threefry2x32
 from meshwright.engine.windows import dynamic_slice, dynamic_update_slice, gather_windows, pad_interior, scatter_windows
@@ -109,6 +110,11 @@ NUMPY = NumpyNamespace(
     matmul=matmul,
     conv_general_dilated=conv_general_dilated,
     cholesky=cholesky,
+    eig=eig,
+    eigh=eigh,
+    lu=lu,
+    qr=qr,
+    svd=svd,
     solve_triangular=solve_triangular,
     top_k=top_k,
     logistic=special.logistic,

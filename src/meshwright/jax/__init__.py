@@ -16,16 +16,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.ad_checkpoint import checkpoint_policies
-from meshwright.api.custom import checkpoint, custom_jvp, custom_vjp
-from meshwright.api.grad import grad, jvp, linear_transpose, linearize, value_and_grad, vjp
-from meshwright.api.jacobian import hessian, jacfwd, jacobian, jacrev
-from meshwright.api.reshard import reshard
-from meshwright.api.vmap import vmap
+from meshwright.api.callback import pure_callback
+from meshwright.api.custom import custom_jvp, custom_vjp
+from meshwright.api.grad import jvp, linearize
+from meshwright.api.jacobian import hessian, jacfwd, jacrev
+from meshwright.api.pmap import pmap, smap
+from meshwright.api.shard_map import shard_map
 from meshwright.arrays.device_put import device_get, device_put
+from meshwright.arrays.from_parts import (
+    make_array_from_callback,
+    make_array_from_process_local_data,
+    make_array_from_single_device_arrays,
+)
 from meshwright.arrays.shards import Shard
-from meshwright.arrays.tracing import ShapeDtypeStruct, eval_shape, typeof
-from meshwright.arrays.tracing import make_program as make_jaxpr
-from meshwright.compile.jit import jit
+from meshwright.arrays.tracing import ShapeDtypeStruct
+from meshwright.compile.jit import disable_jit
+from meshwright.core.source import named_scope
 from meshwright.core.trace import Value as Array  # traced values are instances of it, too
 from meshwright.jax import ad_checkpoint as ad_checkpoint
 from meshwright.jax import config as _config
@@ -45,6 +51,27 @@ from meshwright.jax import stages as stages
 from meshwright.jax import tree as tree
 from meshwright.jax import tree_util as tree_util
 from meshwright.jax import typing as typing
+from meshwright.jax.api import (
+    checkpoint,
+    closure_convert,
+    copy_to_host_async,
+    custom_gradient,
+    ensure_compile_time_eval,
+    eval_shape,
+    fwd_and_bwd,
+    grad,
+    jacobian,
+    jit,
+    linear_transpose,
+    live_arrays,
+    make_jaxpr,
+    named_call,
+    reshard,
+    typeof,
+    value_and_grad,
+    vjp,
+    vmap,
+)
 from meshwright.jax.devices import (
     default_backend,
     device_count,
@@ -57,7 +84,6 @@ from meshwright.jax.devices import (
 )
 from meshwright.jax.devices import first as _first
 from meshwright.jax.dtypes import float0
-from meshwright.jax.shard_mapping import shard_map
 from meshwright.kernel.state import empty_ref, freeze, new_ref
 from meshwright.sharding.device import Device
 from meshwright.sharding.mesh import AxisType, Mesh, set_mesh
@@ -67,6 +93,7 @@ from meshwright.sharding.single_device import default_device
 from meshwright.sharding.spec import P
 
 __version__ = "0.10.2"  # of JAX, whose names these are
+__version_info__ = (0, 10, 2)
 
 config = _config.config
 remat = checkpoint
@@ -94,6 +121,13 @@ transfer_guard_host_to_device = _config.setting("transfer_guard_host_to_device")
 transfer_guard_device_to_host = _config.setting("transfer_guard_device_to_host")
 transfer_guard_device_to_device = _config.setting("transfer_guard_device_to_device")
 thread_guard = _config.setting("thread_guard")
+auto_pcast = _config.setting("auto_pcast")
+no_execution = _config.setting("no_execution")
+no_tracing = _config.setting("no_tracing")
+remove_size_one_mesh_axis_from_type = _config.setting("remove_size_one_mesh_axis_from_type")
+softmax_custom_jvp = _config.setting("softmax_custom_jvp")
+jax2tf_associative_scan_reductions = _config.setting("jax2tf_associative_scan_reductions")
+host_count, host_id, host_ids = process_count, process_index, process_indices
 
 
 def make_mesh(
@@ -143,7 +177,10 @@ __all__ = [
     "checkpoint",
     "checkpoint_policies",
     "clear_caches",
+    "closure_convert",
     "config",
+    "copy_to_host_async",
+    "custom_gradient",
     "custom_jvp",
     "custom_vjp",
     "default_backend",
@@ -152,11 +189,14 @@ __all__ = [
     "device_get",
     "device_put",
     "devices",
+    "disable_jit",
     "effects_barrier",
     "empty_ref",
+    "ensure_compile_time_eval",
     "eval_shape",
     "float0",
     "freeze",
+    "fwd_and_bwd",
     "grad",
     "hessian",
     "jacfwd",
@@ -166,18 +206,27 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "live_arrays",
     "local_device_count",
     "local_devices",
+    "make_array_from_callback",
+    "make_array_from_process_local_data",
+    "make_array_from_single_device_arrays",
     "make_jaxpr",
     "make_mesh",
+    "named_call",
+    "named_scope",
     "new_ref",
+    "pmap",
     "process_count",
     "process_index",
     "process_indices",
+    "pure_callback",
     "remat",
     "reshard",
     "set_mesh",
     "shard_map",
+    "smap",
     "typeof",
     "value_and_grad",
     "vjp",

@@ -39,6 +39,8 @@ ACCEPTED: dict[str, Any] = {
     "platform_name": "",
     "platforms": None,
     "remove_size_one_mesh_axis_from_type": False,
+    "softmax_custom_jvp": True,
+    "jax2tf_associative_scan_reductions": False,
     "thread_guard": False,
     "traceback_filtering": "auto",
     "transfer_guard": None,

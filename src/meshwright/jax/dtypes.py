@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from meshwright.core import dtypes
 from meshwright.numpy import bfloat16, finfo, iinfo, issubdtype, result_type
 
-float0 = np.dtype([("float0", np.void, 0)])  # of the derivative of an integer: it has one value
+float0 = dtypes.FLOAT0
 
 TypePromotionError = TypeError
 
@@ -36,6 +34,7 @@ def itemsize_bits(dtype: Any) -> int:
 def scalar_type_of(x: Any) -> Any:
     """The type of Python numbers like the elements of ``x``.
 
+    >>> import numpy as np
     >>> scalar_type_of(np.float32(1))
     <class 'float'>
     """

@@ -114,6 +114,7 @@ from meshwright.lax.elementwise import (
     tanh,
 )
 from meshwright.lax.linalg import FftType, fft
+from meshwright.lax.ragged import RaggedDotDimensionNumbers, ragged_dot, ragged_dot_general
 from meshwright.lax.shapes import (
     argmax,
     argmin,
@@ -179,6 +180,7 @@ __all__ = [
     "GatherDimensionNumbers",
     "GatherScatterMode",
     "Precision",
+    "RaggedDotDimensionNumbers",
     "RoundingMethod",
     "ScatterDimensionNumbers",
     "abs",
@@ -291,6 +293,8 @@ __all__ = [
     "psum",
     "psum_scatter",
     "pvary",
+    "ragged_dot",
+    "ragged_dot_general",
     "real",
     "reciprocal",
     "reduce",

@@ -9,8 +9,8 @@ from meshwright.arrays.operands import axis_of, value
 from meshwright.arrays.static import static_flag
 from meshwright.arrays.tracing import check_function
 from meshwright.core import tree
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy.shapes import concatenate, cut, flip
 from meshwright.ops import basic

@@ -21,6 +21,7 @@ from meshwright.arrays.tracing import leaf_value
 from meshwright.core import dtypes, tree
 from meshwright.core.source import here
 from meshwright.core.trace import Value, is_number, make_varying, state
+from meshwright.core.types import union
 from meshwright.errors import MeshError, MeshwrightError, ShapeError
 from meshwright.ops import collective as ops
 from meshwright.ops.basic import add, convert, move_dim, mul, reshape
@@ -44,7 +45,15 @@ def _no_groups(op: str, groups: Any) -> None:
 
 
 def _each(op: str, function: Callable[[Value], Value], x: Any) -> Any:
-    return tree.map(lambda leaf: function(leaf_value(leaf, f"an operand of {op}", enter=False)), x)
+    return tree.map(lambda leaf: _unchecked(function(leaf_value(leaf, f"an operand of {op}", enter=False))), x)
+
+
+def _unchecked(x: Value) -> Value:
+    """With ``check_vma=False`` all values vary over all axes of the shard_map, the results of sums included."""
+    manual = state.manual
+    if manual is None or manual.checked or manual.mesh is None:
+        return x
+    return make_varying(x, union((x.type.varying, tuple(manual.axes))))  # type: ignore[no-any-return]
 
 
 def _absent(x: Value, axes: Sequence[str]) -> list[int]:

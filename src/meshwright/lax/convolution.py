@@ -11,8 +11,9 @@ import numpy as np
 from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, axes_of, convert, value
 from meshwright.arrays.static import check_precision, laid_out_as, placed, static_flag, static_int, static_shape
 from meshwright.core import dtypes
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Op
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.lax import elementwise as lax

@@ -28,9 +28,9 @@ from meshwright.arrays.refusals import named_dtype, refuse
 from meshwright.arrays.static import static_int
 from meshwright.core import dtypes, tree
 from meshwright.core.dtypes import of_python_scalar
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Op
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.errors import ShapeError
 from meshwright.ops import basic, elementwise, special
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.arrays.operands import ArrayLike, value
 from meshwright.arrays.static import one_of, static_shape
-from meshwright.core.op import Value
+from meshwright.core.trace import Value
 from meshwright.numpy.linalg import cholesky, triangular_solve
 from meshwright.ops.linalg import fft as fft_op
 

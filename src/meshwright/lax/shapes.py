@@ -30,9 +30,9 @@ from meshwright.arrays.static import (
     static_shape,
     static_size,
 )
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Op
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.numpy import creation as numpy_creation

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from meshwright.arrays.operands import ArrayLike, axis_of, convert, promote_operands, value
 from meshwright.arrays.static import static_flag, static_int, static_shape
 from meshwright.core import dtypes
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Op
 from meshwright.core.source import here
-from meshwright.core.trace import Array, apply, to_array
+from meshwright.core.trace import Array, Value, apply, to_array
 from meshwright.errors import IndexingError, ShapeError
 from meshwright.numpy.logic import either
 from meshwright.ops import basic, elementwise, indexing

@@ -25,9 +25,8 @@ from meshwright.arrays.operands import (
 from meshwright.arrays.refusals import ordered, refuse
 from meshwright.arrays.static import mask_of, one_of, static_flag, static_size
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.nn import initializers

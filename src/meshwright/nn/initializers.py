@@ -8,8 +8,8 @@ from typing import Any
 
 from meshwright.arrays.operands import ArrayLike, DTypeLike
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import multiply
 from meshwright.numpy.creation import full

@@ -25,9 +25,8 @@ from meshwright.arrays.refusals import ordered
 from meshwright.arrays.static import static_flag
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import apply, to_array
+from meshwright.core.trace import Value, apply, to_array
 from meshwright.errors import ShapeError
 from meshwright.numpy.logic import (
     absolute,

@@ -16,10 +16,10 @@ from typing import Any
 from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, convert, promote_operands, value
 from meshwright.arrays.static import OPEN, check_precision, laid_out_as, no_out, placed
 from meshwright.core import dtypes
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Op
 from meshwright.core.program import Params
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.ops import basic

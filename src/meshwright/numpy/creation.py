@@ -34,9 +34,8 @@ from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.limits import MOST_DIMS, out_of_memory, refuse_impossible, refuse_unheld
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array, state, to_array
+from meshwright.core.trace import Array, Value, state, to_array
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, divide, multiply, power, subtract

@@ -12,8 +12,8 @@ from meshwright.arrays.refusals import named_dtype
 from meshwright.arrays.static import one_of
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 
 

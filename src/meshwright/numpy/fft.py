@@ -10,8 +10,8 @@ from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, axis_of, 
 from meshwright.arrays.refusals import one_number
 from meshwright.arrays.static import one_of, static_int, static_shape
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import divide, multiply
 from meshwright.numpy.creation import arange

@@ -16,9 +16,8 @@ from meshwright.arrays.operands import broadcast, broadcast_shapes, convert, not
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.limits import refuse_unheld
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, apply, concrete, to_array
+from meshwright.core.trace import Array, Tracer, Value, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import IndexingError, ShapeError

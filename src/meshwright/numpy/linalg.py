@@ -20,33 +20,69 @@ from meshwright.arrays.operands import (
     value,
 )
 from meshwright.arrays.static import check_precision, items_of, static_flag
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy import creation, products
 from meshwright.numpy.arithmetic import multiply, power
 from meshwright.numpy.contraction import einsum
+from meshwright.numpy.factorizations import (
+    cond,
+    det,
+    eig,
+    eigh,
+    eigvals,
+    eigvalsh,
+    inv,
+    lstsq,
+    matrix_rank,
+    pinv,
+    qr,
+    slogdet,
+    solve,
+    svd,
+    svdvals,
+    tensorinv,
+    tensorsolve,
+)
 from meshwright.numpy.logic import absolute, conjugate, not_equal, real
 from meshwright.numpy.mathematics import sqrt
 from meshwright.numpy.products import matmul, matrix_power, tensordot, vecdot
 from meshwright.numpy.reductions import max, min, sum
-from meshwright.numpy.shapes import matrix_transpose
+from meshwright.numpy.shapes import expand_dims, matrix_transpose, transpose
 from meshwright.ops import basic, elementwise, linalg
 
 __all__ = [
     "cho_solve",
     "cholesky",
+    "cond",
     "cross",
+    "det",
     "diagonal",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "lstsq",
     "matmul",
     "matrix_norm",
     "matrix_power",
+    "matrix_rank",
     "matrix_transpose",
     "multi_dot",
     "norm",
     "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
     "solve_triangular",
+    "svd",
+    "svdvals",
     "tensordot",
+    "tensorinv",
+    "tensorsolve",
     "trace",
     "vecdot",
     "vector_norm",
@@ -118,10 +154,15 @@ def _matrix_norm(x: Value, ord: Any, first: int, second: int, keepdims: bool) ->
         if ord < 0:
             return min(totals, rest, keepdims=keepdims)
         return max(totals, rest, keepdims=keepdims, initial=0 if 0 in x.shape else None)
+    if (isinstance(ord, str) and ord == "nuc") or (isinstance(ord, int | float | np.number) and ord in (2, -2)):
+        others = [d for d in range(x.ndim) if d not in (first, second)]
+        s = svdvals(transpose(x, [*others, first, second]))
+        found = sum(s, -1) if ord == "nuc" else max(s, -1, initial=0) if ord == 2 else min(s, -1)
+        return expand_dims(found, sorted((first, second))) if keepdims else found
     raise ShapeError(
         f"mnp.linalg.norm of matrices cannot take ord={ord!r}.",
         where=here(),
-        why="it is 'fro', 1, -1, mnp.inf or -mnp.inf; the others need singular values",
+        why="it is 'fro', 'nuc', 1, -1, 2, -2, mnp.inf or -mnp.inf",
         fix="ord='fro'",
     )
 

@@ -22,9 +22,9 @@ from meshwright.arrays.operands import (
 from meshwright.arrays.static import items_of
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Op
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.errors import ShapeError
 from meshwright.ops import basic, elementwise
 

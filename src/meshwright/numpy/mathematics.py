@@ -24,9 +24,8 @@ from meshwright.arrays.operands import (
 )
 from meshwright.arrays.static import no_out, static_flag, static_int
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import (
     add,

@@ -23,6 +23,7 @@ from meshwright.core.dtypes import BOOL, UINT8, DType
 from meshwright.core.limits import refuse_unheld
 from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value as ValueClass
 from meshwright.errors import ShapeError
 from meshwright.numpy import arithmetic, creation, logic, mathematics, order, products, reductions, shapes, taking
 from meshwright.ops import basic, elementwise
@@ -63,22 +64,22 @@ class Methods:
         return self.type.dtype.itemsize  # type: ignore[no-any-return]
 
     @property
-    def T(self) -> Any:
+    def T(self) -> ValueClass:
         """With the dims in reverse order."""
         return shapes.transpose(self)
 
     @property
-    def mT(self) -> Any:
+    def mT(self) -> ValueClass:
         """With the last two dims exchanged."""
         return shapes.matrix_transpose(self)
 
     @property
-    def real(self) -> Any:
+    def real(self) -> ValueClass:
         """The real part."""
         return logic.real(self)
 
     @property
-    def imag(self) -> Any:
+    def imag(self) -> ValueClass:
         """The imaginary part."""
         return logic.imag(self)
 
@@ -111,59 +112,59 @@ class Methods:
         """Whether the contents are gone, given to a jitted function that may overwrite them."""
         return getattr(self, "_data", self) is None
 
-    def copy(self) -> Any:
+    def copy(self) -> ValueClass:
         """An equal array with contents of its own."""
         return creation.copy(self)
 
-    def block_until_ready(self) -> Any:
+    def block_until_ready(self) -> ValueClass:
         """The array itself; what has been computed is ready."""
-        return self
+        return self  # type: ignore[return-value]
 
-    def astype(self, dtype: DTypeLike, copy: bool = False) -> Any:
+    def astype(self, dtype: DTypeLike, copy: bool = False) -> ValueClass:
         """In another dtype."""
         return astype(self, dtype, copy=copy)
 
-    def view(self, dtype: DTypeLike) -> Any:
+    def view(self, dtype: DTypeLike) -> ValueClass:
         """The same bits as another dtype; along the last dim, several narrower numbers for one or one for several."""
         return viewed(self, as_dtype(dtype))
 
     # Rearranging
 
-    def reshape(self, *shape: Any, order: str = "C") -> Any:
+    def reshape(self, *shape: Any, order: str = "C") -> ValueClass:
         """The elements in another shape; one size may be -1."""
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
         return shapes.reshape(self, wanted, order)
 
-    def ravel(self, order: str = "C") -> Any:
+    def ravel(self, order: str = "C") -> ValueClass:
         """The elements in one dim."""
         return shapes.ravel(self, order)
 
-    def flatten(self, order: str = "C") -> Any:
+    def flatten(self, order: str = "C") -> ValueClass:
         """The elements in one dim."""
         return shapes.ravel(self, order)
 
-    def transpose(self, *axes: Any) -> Any:
+    def transpose(self, *axes: Any) -> ValueClass:
         """With the dims in another order, by default reversed."""
         given = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
         return shapes.transpose(self, given or None)
 
-    def swapaxes(self, axis1: int, axis2: int) -> Any:
+    def swapaxes(self, axis1: int, axis2: int) -> ValueClass:
         """With two dims exchanged."""
         return shapes.swapaxes(self, axis1, axis2)
 
-    def squeeze(self, axis: Any = None) -> Any:
+    def squeeze(self, axis: Any = None) -> ValueClass:
         """Without dims of size 1."""
         return shapes.squeeze(self, axis)
 
-    def repeat(self, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Any:
+    def repeat(self, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> ValueClass:
         """With each element repeated."""
         return taking.repeat(self, repeats, axis, total_repeat_length=total_repeat_length)
 
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ValueClass:
         """A diagonal."""
         return creation.diagonal(self, offset, axis1, axis2)
 
-    def take(self, indices: ArrayLike, axis: int | None = None, mode: str | None = None, **options: Any) -> Any:
+    def take(self, indices: ArrayLike, axis: int | None = None, mode: str | None = None, **options: Any) -> ValueClass:
         """The elements at ``indices``."""
         return taking.take(self, indices, axis, mode=mode, **options)
 
@@ -171,19 +172,19 @@ class Methods:
 
     def sum(
         self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
-    ) -> Any:
+    ) -> ValueClass:
         """The sum."""
         return reductions.sum(self, axis, dtype, out, keepdims, **options)
 
     def prod(
         self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
-    ) -> Any:
+    ) -> ValueClass:
         """The product."""
         return reductions.prod(self, axis, dtype, out, keepdims, **options)
 
     def mean(
         self, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False, **options: Any
-    ) -> Any:
+    ) -> ValueClass:
         """The mean."""
         return reductions.mean(self, axis, dtype, out, keepdims, **options)
 
@@ -195,7 +196,7 @@ class Methods:
         ddof: float = 0,
         keepdims: bool = False,
         **options: Any,
-    ) -> Any:
+    ) -> ValueClass:
         """The variance."""
         return reductions.var(self, axis, dtype, out, ddof, keepdims, **options)
 
@@ -207,81 +208,83 @@ class Methods:
         ddof: float = 0,
         keepdims: bool = False,
         **options: Any,
-    ) -> Any:
+    ) -> ValueClass:
         """The standard deviation."""
         return reductions.std(self, axis, dtype, out, ddof, keepdims, **options)
 
-    def max(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
+    def max(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> ValueClass:
         """The largest element."""
         return reductions.max(self, axis, out, keepdims, **options)
 
-    def min(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
+    def min(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> ValueClass:
         """The smallest element."""
         return reductions.min(self, axis, out, keepdims, **options)
 
-    def ptp(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
+    def ptp(self, axis: Axis = None, out: None = None, keepdims: bool = False) -> ValueClass:
         """The largest element minus the smallest."""
         return reductions.ptp(self, axis, out, keepdims)
 
-    def any(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
+    def any(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> ValueClass:
         """Whether some element is nonzero."""
         return reductions.any(self, axis, out, keepdims, **options)
 
-    def all(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> Any:
+    def all(self, axis: Axis = None, out: None = None, keepdims: bool = False, **options: Any) -> ValueClass:
         """Whether every element is nonzero."""
         return reductions.all(self, axis, out, keepdims, **options)
 
-    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+    def argmax(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> ValueClass:
         """The place of the largest element."""
         return reductions.argmax(self, axis, out, keepdims)
 
-    def argmin(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> Any:
+    def argmin(self, axis: int | None = None, out: None = None, keepdims: bool = False) -> ValueClass:
         """The place of the smallest element."""
         return reductions.argmin(self, axis, out, keepdims)
 
-    def cumsum(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Any:
+    def cumsum(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> ValueClass:
         """The sums up to each place."""
         return reductions.cumsum(self, axis, dtype, out)
 
-    def cumprod(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Any:
+    def cumprod(self, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> ValueClass:
         """The products up to each place."""
         return reductions.cumprod(self, axis, dtype, out)
 
-    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike = None, out: None = None) -> Any:
+    def trace(
+        self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DTypeLike = None, out: None = None
+    ) -> ValueClass:
         """The sum of a diagonal."""
         return products.trace(self, offset, axis1, axis2, dtype, out)
 
     # The rest
 
-    def dot(self, b: ArrayLike, **options: Any) -> Any:
+    def dot(self, b: ArrayLike, **options: Any) -> ValueClass:
         """The dot product."""
         return products.dot(self, b, **options)
 
-    def clip(self, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Any:
+    def clip(self, min: ArrayLike | None = None, max: ArrayLike | None = None) -> ValueClass:
         """Limited to lie between ``min`` and ``max``."""
         return arithmetic.clip(self, min, max)
 
-    def round(self, decimals: int = 0, out: None = None) -> Any:
+    def round(self, decimals: int = 0, out: None = None) -> ValueClass:
         """Rounded, halves to even."""
         return mathematics.round(self, decimals, out)
 
-    def conj(self) -> Any:
+    def conj(self) -> ValueClass:
         """The complex conjugate."""
         return logic.conjugate(self)
 
-    def conjugate(self) -> Any:
+    def conjugate(self) -> ValueClass:
         """The complex conjugate."""
         return logic.conjugate(self)
 
-    def sort(self, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> Any:
+    def sort(self, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> ValueClass:
         """The elements in increasing order."""
         return order.sort(self, axis, stable=stable, descending=descending)
 
-    def argsort(self, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> Any:
+    def argsort(self, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> ValueClass:
         """The places of the elements in increasing order."""
         return order.argsort(self, axis, stable=stable, descending=descending)
 
-    def searchsorted(self, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None) -> Any:
+    def searchsorted(self, v: ArrayLike, side: str = "left", sorter: ArrayLike | None = None) -> ValueClass:
         """Where to insert ``v`` to keep the array sorted."""
         return order.searchsorted(self, v, side, sorter)
 

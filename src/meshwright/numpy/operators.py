@@ -77,40 +77,40 @@ class Operators:
 
     # Arithmetic
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Any) -> ValueClass:
         return _operator(basic.add, self, other)
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: Any) -> ValueClass:
         return _reflected(basic.add, self, other)
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: Any) -> ValueClass:
         return _operator(elementwise.sub, self, other)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Any) -> ValueClass:
         return _reflected(elementwise.sub, self, other)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Any) -> ValueClass:
         return _operator(basic.mul, self, other)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: Any) -> ValueClass:
         return _reflected(basic.mul, self, other)
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: Any) -> ValueClass:
         return inexact_binary(elementwise.div, self, other) if is_operand(other) else NotImplemented
 
-    def __rtruediv__(self, other: Any) -> Any:
+    def __rtruediv__(self, other: Any) -> ValueClass:
         return inexact_binary(elementwise.div, other, self) if is_operand(other) else NotImplemented
 
-    def __floordiv__(self, other: Any) -> Any:
+    def __floordiv__(self, other: Any) -> ValueClass:
         return arithmetic.floor_divide(self, other) if is_operand(other) else NotImplemented
 
-    def __rfloordiv__(self, other: Any) -> Any:
+    def __rfloordiv__(self, other: Any) -> ValueClass:
         return arithmetic.floor_divide(other, self) if is_operand(other) else NotImplemented
 
-    def __mod__(self, other: Any) -> Any:
+    def __mod__(self, other: Any) -> ValueClass:
         return arithmetic.remainder(self, other) if is_operand(other) else NotImplemented
 
-    def __rmod__(self, other: Any) -> Any:
+    def __rmod__(self, other: Any) -> ValueClass:
         return arithmetic.remainder(other, self) if is_operand(other) else NotImplemented
 
     def __divmod__(self, other: Any) -> Any:
@@ -119,84 +119,84 @@ class Operators:
     def __rdivmod__(self, other: Any) -> Any:
         return arithmetic.divmod(other, self) if is_operand(other) else NotImplemented
 
-    def __pow__(self, other: Any) -> Any:
+    def __pow__(self, other: Any) -> ValueClass:
         return arithmetic.power(self, other) if is_operand(other) else NotImplemented
 
-    def __rpow__(self, other: Any) -> Any:
+    def __rpow__(self, other: Any) -> ValueClass:
         return arithmetic.power(other, self) if is_operand(other) else NotImplemented
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: Any) -> ValueClass:
         return products.matmul(self, other) if is_operand(other) else NotImplemented
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: Any) -> ValueClass:
         return products.matmul(other, self) if is_operand(other) else NotImplemented
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> ValueClass:
         return apply(basic.neg, (self,), {})
 
-    def __pos__(self) -> Any:
-        return self
+    def __pos__(self) -> ValueClass:
+        return self  # type: ignore[return-value]
 
-    def __abs__(self) -> Any:
+    def __abs__(self) -> ValueClass:
         return logic.absolute(self)
 
-    def __round__(self, digits: int | None = None) -> Any:
+    def __round__(self, digits: int | None = None) -> ValueClass:
         rounded = mathematics.round(self, digits or 0)
         return astype(rounded, int) if digits is None and dtypes.is_float(self.type.dtype) else rounded
 
     # Bits
 
-    def __and__(self, other: Any) -> Any:
+    def __and__(self, other: Any) -> ValueClass:
         return _operator(elementwise.and_, self, other)
 
-    def __rand__(self, other: Any) -> Any:
+    def __rand__(self, other: Any) -> ValueClass:
         return _reflected(elementwise.and_, self, other)
 
-    def __or__(self, other: Any) -> Any:
+    def __or__(self, other: Any) -> ValueClass:
         return _operator(elementwise.or_, self, other)
 
-    def __ror__(self, other: Any) -> Any:
+    def __ror__(self, other: Any) -> ValueClass:
         return _reflected(elementwise.or_, self, other)
 
-    def __xor__(self, other: Any) -> Any:
+    def __xor__(self, other: Any) -> ValueClass:
         return _operator(elementwise.xor, self, other)
 
-    def __rxor__(self, other: Any) -> Any:
+    def __rxor__(self, other: Any) -> ValueClass:
         return _reflected(elementwise.xor, self, other)
 
-    def __invert__(self) -> Any:
+    def __invert__(self) -> ValueClass:
         return apply(elementwise.not_, (self,), {})
 
-    def __lshift__(self, other: Any) -> Any:
+    def __lshift__(self, other: Any) -> ValueClass:
         return logic.left_shift(self, other) if is_operand(other) else NotImplemented
 
-    def __rlshift__(self, other: Any) -> Any:
+    def __rlshift__(self, other: Any) -> ValueClass:
         return logic.left_shift(other, self) if is_operand(other) else NotImplemented
 
-    def __rshift__(self, other: Any) -> Any:
+    def __rshift__(self, other: Any) -> ValueClass:
         return logic.right_shift(self, other) if is_operand(other) else NotImplemented
 
-    def __rrshift__(self, other: Any) -> Any:
+    def __rrshift__(self, other: Any) -> ValueClass:
         return logic.right_shift(other, self) if is_operand(other) else NotImplemented
 
     # Comparisons
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: Any) -> ValueClass:  # type: ignore[override]
         return _operator(elementwise.eq, self, other)
 
-    def __ne__(self, other: Any) -> Any:
+    def __ne__(self, other: Any) -> ValueClass:  # type: ignore[override]
         return _operator(elementwise.ne, self, other)
 
-    def __lt__(self, other: Any) -> Any:
+    def __lt__(self, other: Any) -> ValueClass:
         return _ordered(elementwise.lt, self, other)
 
-    def __le__(self, other: Any) -> Any:
+    def __le__(self, other: Any) -> ValueClass:
         return _ordered(elementwise.le, self, other)
 
-    def __gt__(self, other: Any) -> Any:
+    def __gt__(self, other: Any) -> ValueClass:
         return _ordered(elementwise.gt, self, other)
 
-    def __ge__(self, other: Any) -> Any:
+    def __ge__(self, other: Any) -> ValueClass:
         return _ordered(elementwise.ge, self, other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -257,7 +257,7 @@ class Operators:
             raise TypeError("len() of an array of rank 0")
         return self.type.shape[0]  # type: ignore[no-any-return]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ValueClass]:
         if not self.type.ndim:
             raise TypeError("an array of rank 0 cannot be iterated over")
         return iter(shapes.unstack(self))
@@ -268,8 +268,8 @@ class Operators:
     def __contains__(self, item: Any) -> bool:
         return bool(reductions.any(logic.equal(self, item)))
 
-    def __getitem__(self, key: Any) -> Any:
-        return index(self, key)
+    def __getitem__(self, key: Any) -> ValueClass:
+        return index(self, key)  # type: ignore[arg-type]
 
     def __setitem__(self, key: Any, new: Any) -> None:
         raise ShapeError(
@@ -287,7 +287,7 @@ class Operators:
         >>> mnp.zeros(3).at[1].set(5.0)
         Array([0., 5., 0.], dtype=float32)
         """
-        return At(self)
+        return At(self)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
         return _show(self)
@@ -300,10 +300,10 @@ class Operators:
             return format(known(self, "a format", NUMBER_FIX)[()], spec)
         return format(str(self), spec)
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> ValueClass:
         return creation.copy(self)
 
-    def __deepcopy__(self, memo: Any) -> Any:
+    def __deepcopy__(self, memo: Any) -> ValueClass:
         return creation.copy(self)
 
 

@@ -19,9 +19,8 @@ from meshwright.arrays.operands import (
 from meshwright.arrays.refusals import one_number
 from meshwright.arrays.static import items_of, one_of, static_flag, static_int, static_size
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import to_array
+from meshwright.core.trace import Value, to_array
 from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, clip, floor_divide, isclose, remainder, subtract

@@ -12,8 +12,8 @@ from meshwright.arrays.operands import ArrayLike, axis_of, broadcast, convert, i
 from meshwright.arrays.static import one_of, static_int
 from meshwright.core import dtypes
 from meshwright.core.limits import refuse_impossible, refuse_unheld
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import multiply, subtract

@@ -23,8 +23,8 @@ from meshwright.arrays.operands import (
 from meshwright.arrays.static import items_of, no_negative, one_of, static_flag, static_int, static_shape, whole_numbers
 from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.core.trace import Value as ValueClass
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, clip, floor_divide, multiply, remainder

@@ -23,9 +23,8 @@ from meshwright.arrays.operands import (
 )
 from meshwright.arrays.static import check_precision, laid_out_as, no_out, placed, static_int
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import multiply, subtract
@@ -319,4 +318,4 @@ def matrix_power(a: ArrayLike, n: int) -> Value:
             out = power if out is None else matmul(out, power)
         n >>= 1
         power = matmul(power, power) if n else power
-    return out
+    return out  # type: ignore[return-value]

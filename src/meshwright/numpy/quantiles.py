@@ -18,8 +18,8 @@ from meshwright.arrays.operands import (
 from meshwright.arrays.refusals import ordered
 from meshwright.arrays.static import no_out, one_of, static_flag
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, clip, divide, multiply, subtract
 from meshwright.numpy.logic import (

@@ -28,9 +28,9 @@ from meshwright.arrays.refusals import one_number
 from meshwright.arrays.static import mask_of, no_out, static_flag, static_size
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, DType
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Op
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, divide, maximum, minimum, multiply, square, subtract
 from meshwright.numpy.logic import conjugate, either, greater, isnan, logical_not, not_equal

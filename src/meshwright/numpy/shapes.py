@@ -36,9 +36,8 @@ from meshwright.arrays.static import (
     static_shape,
     whole_numbers,
 )
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import apply
+from meshwright.core.trace import Value, apply
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.ops import basic

@@ -22,8 +22,8 @@ from meshwright.arrays.operands import (
 from meshwright.arrays.refusals import one_number, refuse
 from meshwright.arrays.static import check_precision, no_out, one_of, static_flag, static_int
 from meshwright.core import dtypes
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, divide, multiply, subtract
 from meshwright.numpy.creation import diagonal, linspace

@@ -34,9 +34,8 @@ from meshwright.arrays.static import (
 )
 from meshwright.core import dtypes
 from meshwright.core.limits import refuse_unheld
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import Array
+from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
 from meshwright.errors import IndexingError, ShapeError
 from meshwright.numpy.arithmetic import add, clip, remainder, subtract
@@ -235,7 +234,7 @@ def repeat(
             return take(x, np.repeat(np.arange(size, dtype=np.int32), each), dim)
     total = static_size(total_repeat_length, "total_repeat_length")
     whole_numbers(repeats if is_number(repeats) else value(repeats), "a count of mnp.repeat")
-    each = ravel(repeats)
+    each = ravel(repeats)  # type: ignore[assignment]
     if each.size not in (1, size):
         raise _bad_counts(each.size, size)
     each = broadcast(each, (size,))

@@ -10,14 +10,15 @@ import numpy as np
 from meshwright.api.control import fori_loop
 from meshwright.arrays.operands import ArrayLike, broadcast, broadcast_shapes, convert, strong, value
 from meshwright.arrays.refusals import one_number
-from meshwright.arrays.static import static_flag
+from meshwright.arrays.static import placed, static_flag
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
-from meshwright.core.op import Op, Value
+from meshwright.core.op import Op
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Tracer, apply, concrete, is_number, make_varying, to_array
+from meshwright.core.trace import Array, Tracer, Value, apply, concrete, is_number, make_varying, to_array
+from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape, TensorType
-from meshwright.errors import ShapeError
+from meshwright.errors import ShapeError, ShardingError
 from meshwright.numpy.arithmetic import add, divide, maximum, minimum, multiply, power
 from meshwright.numpy.indexing import (
     IndexedDims,
@@ -34,6 +35,7 @@ from meshwright.numpy.indexing import (
 from meshwright.numpy.logic import either, greater
 from meshwright.numpy.reductions import max as largest
 from meshwright.ops import basic, indexing
+from meshwright.ops.layout import whole_along
 
 
 class At:
@@ -68,8 +70,17 @@ class IndexedUpdate:
         mode: str | None = None,
         fill_value: ArrayLike | None = None,
         wrap_negative_indices: bool = True,
-    ) -> Value:
-        """The elements; positions outside are clamped, or with ``mode="fill"`` give ``fill_value``."""
+        out_sharding: Any = None,
+    ) -> ValueClass:
+        """The elements; positions outside are clamped, or with ``mode="fill"`` give ``fill_value``. The result is laid
+        out as ``out_sharding`` says."""
+        if out_sharding is not None:
+            options: dict[str, Any] = {
+                "mode": mode,
+                "fill_value": fill_value,
+                "wrap_negative_indices": wrap_negative_indices,
+            }
+            return _laid_out(self, out_sharding, lambda place: place.get(**options))
         items = read_index(self.array, self.key, clamp=True, wrap=_wraps(wrap_negative_indices))
         if mode != "wrap" or (any(isinstance(i, Position) for i in items) and 0 not in layout_of(items).final):
             _check_mode(mode)  # without positions there is none outside, and any mode will do
@@ -80,41 +91,41 @@ class IndexedUpdate:
             return gather_items(self.array, items, "promise" if mode == "promise_in_bounds" else "clip")
         return static_slice(self.array, tuple(items))
 
-    def set(self, values: ArrayLike, **options: Any) -> Value:
+    def set(self, values: ArrayLike, **options: Any) -> ValueClass:
         """``values`` at the place."""
         return _scatter(self, indexing.scatter_set, values, lambda x, y: y, **options)
 
-    def add(self, values: ArrayLike, **options: Any) -> Value:
+    def add(self, values: ArrayLike, **options: Any) -> ValueClass:
         """``values`` added; where an index occurs twice, both count."""
         return _scatter(self, indexing.scatter_add, values, add, **options)
 
-    def subtract(self, values: ArrayLike, **options: Any) -> Value:
+    def subtract(self, values: ArrayLike, **options: Any) -> ValueClass:
         """``values`` subtracted."""
         return self.add(elementwise_negative(values), **options)
 
-    def multiply(self, values: ArrayLike, **options: Any) -> Value:
+    def multiply(self, values: ArrayLike, **options: Any) -> ValueClass:
         """Multiplied by ``values``."""
         return _scatter(self, indexing.scatter_mul, values, multiply, **options)
 
     mul = multiply
 
-    def min(self, values: ArrayLike, **options: Any) -> Value:
+    def min(self, values: ArrayLike, **options: Any) -> ValueClass:
         """The smaller of what is there and ``values``."""
         return _scatter(self, indexing.scatter_min, values, minimum, **options)
 
-    def max(self, values: ArrayLike, **options: Any) -> Value:
+    def max(self, values: ArrayLike, **options: Any) -> ValueClass:
         """The larger of what is there and ``values``."""
         return _scatter(self, indexing.scatter_max, values, maximum, **options)
 
-    def divide(self, values: ArrayLike, **options: Any) -> Value:
+    def divide(self, values: ArrayLike, **options: Any) -> ValueClass:
         """Divided by ``values``."""
         return divide(self.array, IndexedUpdate(_ones(self.array), self.key).multiply(values, **options))
 
-    def power(self, values: ArrayLike, **options: Any) -> Value:
+    def power(self, values: ArrayLike, **options: Any) -> ValueClass:
         """Raised to ``values``."""
         return power(self.array, IndexedUpdate(_ones(self.array), self.key).multiply(values, **options))
 
-    def apply(self, function: Callable[[Value], Value], **options: Any) -> Value:
+    def apply(self, function: Callable[[Value], Value], **options: Any) -> ValueClass:
         """``function``, elementwise, of what is there: once for every time that an index names it."""
         wrap = _wraps(options.get("wrap_negative_indices", True))
         items = read_index(self.array, self.key, clamp=True, wrap=wrap)
@@ -129,10 +140,10 @@ class IndexedUpdate:
             1, **options
         )
 
-        def again(n: Any, found: Value) -> Value:
+        def again(n: Any, found: Value) -> ValueClass:
             return either(greater(times, n), convert(value(function(found)), x.type.dtype), found)
 
-        known = times.data if isinstance(times, Array) else concrete(times)
+        known = times.data if isinstance(times, Array) else concrete(times)  # type: ignore[arg-type]
         if known is None:
             return fori_loop(0, largest(times, initial=0), again, x)  # type: ignore[no-any-return]
         for n in range(int(np.max(known, initial=0))):
@@ -151,6 +162,15 @@ def _ones(x: Value) -> Value:
     return broadcast(make_varying(basic.scalar_like(x, 1), x.type.varying), x.type.shape)
 
 
+def _laid_out(place: IndexedUpdate, out_sharding: Any, use: Callable[[IndexedUpdate], Value]) -> Value:
+    """A use of a place whose result is laid out as asked: of the array as it lies, or else of all of it."""
+    try:
+        found = use(place)
+    except ShardingError:  # over Explicit axes the layout would be ambiguous
+        found = use(IndexedUpdate(whole_along(place.array, range(place.array.ndim)), place.key))
+    return placed(found, None, out_sharding)
+
+
 def _scatter(
     place: IndexedUpdate,
     op: Op,
@@ -161,7 +181,13 @@ def _scatter(
     unique_indices: bool = False,
     mode: str | None = None,
     wrap_negative_indices: bool = True,
+    out_sharding: Any = None,
 ) -> Value:
+    if out_sharding is not None:
+        options: dict[str, Any] = {
+            "unique_indices": unique_indices, "mode": mode, "wrap_negative_indices": wrap_negative_indices,
+        }  # fmt: skip
+        return _laid_out(place, out_sharding, lambda one: _scatter(one, op, values, combine, **options))
     x, gather_mode = place.array, _check_mode(mode)
     y = convert(value(values), x.type.dtype)
     if x.type.weak and not y.type.weak:  # what is written takes on the type of what it is written into

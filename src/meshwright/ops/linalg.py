@@ -135,14 +135,14 @@ fft: Op = define_op(
 # cholesky
 
 
-def _check_square(op: str, types: Types, x: TensorType, allowed: Sequence[DType]) -> None:
+def check_square(op: str, types: Types, x: TensorType, allowed: Sequence[DType]) -> None:
     check_dtype(op, types, x.dtype, allowed)
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise bad_operands(op, types, f"{x.short()} is not a matrix or a stack of square matrices", "x @ x.mT is one")
 
 
 def _cholesky_type(x: TensorType) -> TensorType:
-    _check_square("cholesky", [x], x, DTYPES)
+    check_square("cholesky", [x], x, DTYPES)
     return TensorType(x.shape, x.dtype)
 
 
@@ -153,12 +153,12 @@ def _cholesky_factors(operands: Types, results: Types, params: Params) -> Factor
     return build.build()
 
 
-def _flip(x: Value) -> Value:
+def flip(x: Value) -> Value:
     """The transposed matrices."""
     return transpose(x, permutation=(*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def _triangle(x: Value, lower: bool, diagonal: float) -> Value:
+def triangle(x: Value, lower: bool, diagonal: float) -> Value:
     """``x`` with zeros outside one triangle and ``diagonal`` times its diagonal."""
     square = (x.shape[-2], x.shape[-1])
     rows, columns = (iota(dtype=dtypes.INT32, shape=square, dim=dim) for dim in (0, 1))
@@ -169,7 +169,7 @@ def _triangle(x: Value, lower: bool, diagonal: float) -> Value:
     return mul(x, broadcast_in_dim(weights, shape=x.shape, dims=(x.ndim - 2, x.ndim - 1)))
 
 
-def _matmul(x: Value, y: Value) -> Value:
+def matmul(x: Value, y: Value) -> Value:
     batch = tuple(range(x.ndim - 2))
     return dot_general(x, y, contract=((x.ndim - 1,), (y.ndim - 2,)), batch=(batch, batch), dtype=None)
 
@@ -180,11 +180,11 @@ def _cholesky_jvp(
     """From dA = dL Lᴴ + L dLᴴ: L⁻¹ dL is the lower triangle, half its diagonal, of L⁻¹ dA L⁻ᴴ."""
     out, t = op(*primals), tangents[0]
     assert t is not None
-    symmetric = mul(add(t, conj(_flip(t)) if dtypes.is_complex(t.dtype) else _flip(t)), 0.5)
+    symmetric = mul(add(t, conj(flip(t)) if dtypes.is_complex(t.dtype) else flip(t)), 0.5)
     flags = {"lower": True, "unit_diagonal": False}
     right = triangular_solve(out, symmetric, left_side=False, transpose_a=True, conjugate_a=True, **flags)
     both = triangular_solve(out, right, left_side=True, transpose_a=False, conjugate_a=False, **flags)
-    return [out], [_matmul(out, _triangle(both, lower=True, diagonal=0.5))]
+    return [out], [matmul(out, triangle(both, lower=True, diagonal=0.5))]
 
 
 def _cholesky_evaluate(xp: Any, x: Any) -> Any:
@@ -234,7 +234,7 @@ class SolveFlags(TypedDict):
 
 def _solve_type(a: TensorType, b: TensorType, **flags: Unpack[SolveFlags]) -> TensorType:
     types = [a, b]
-    _check_square("triangular_solve", types, a, dtypes.INEXACT)
+    check_square("triangular_solve", types, a, dtypes.INEXACT)
     if b.dtype != a.dtype:
         raise bad_operands("triangular_solve", types, "the operands differ in dtype", "a.astype(b.dtype)")
     side = -2 if flags["left_side"] else -1
@@ -275,10 +275,10 @@ def _solve_jvp(
     out = op(a, b, **params)
     right = t_b
     if t_a is not None:
-        t_a = _triangle(t_a, params["lower"], diagonal=0.0 if params["unit_diagonal"] else 1.0)
-        t_a = _flip(t_a) if params["transpose_a"] else t_a
+        t_a = triangle(t_a, params["lower"], diagonal=0.0 if params["unit_diagonal"] else 1.0)
+        t_a = flip(t_a) if params["transpose_a"] else t_a
         t_a = conj(t_a) if params["conjugate_a"] and dtypes.is_complex(t_a.dtype) else t_a
-        moved = neg(_matmul(t_a, out) if params["left_side"] else _matmul(out, t_a))
+        moved = neg(matmul(t_a, out) if params["left_side"] else matmul(out, t_a))
         right = moved if right is None else add(right, moved)
     return [out], [None if right is None else op(a, right, **params)]
 

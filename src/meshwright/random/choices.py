@@ -11,8 +11,8 @@ from meshwright.arrays.operands import ArrayLike, DTypeLike, axis_of, convert, i
 from meshwright.arrays.static import placed, static_flag, static_int
 from meshwright.core import dtypes
 from meshwright.core.dtypes import INT32, INTEGERS, UINT32, DType, default_int
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.ops.arithmetic import rem, sub

@@ -18,9 +18,8 @@ from meshwright.arrays.static import placed, static_shape
 from meshwright.compile.jit import jit
 from meshwright.core import dtypes
 from meshwright.core.dtypes import UINT8, UINT16, UINT32, UINT64, DType, as_dtype, short_name
-from meshwright.core.op import Value
 from meshwright.core.source import here
-from meshwright.core.trace import Tracer, state
+from meshwright.core.trace import Tracer, Value, state
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape
 from meshwright.errors import MeshwrightError, ShapeError

@@ -14,8 +14,8 @@ from meshwright.arrays.operands import ArrayLike, DTypeLike, convert, is_number,
 from meshwright.arrays.static import placed
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BFLOAT16, COMPLEXES, FLOAT16, FLOAT32, FLOAT64, FLOATS, UINT32, DType
-from meshwright.core.op import Value
 from meshwright.core.source import here
+from meshwright.core.trace import Value
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.numpy.dtypes import finfo

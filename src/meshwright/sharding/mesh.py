@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from math import prod
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,16 +81,13 @@ class BaseMesh:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a mesh is immutable; use .with_(…)")
 
-    def __enter__(self) -> NoReturn:
-        raise MeshError(
-            "A mesh is not entered.",
-            where=here(),
-            why="`with mesh:` would not say for what: the mesh that specs are of is set",
-            fix="with mw.set_mesh(mesh):",
-        )
+    def __enter__(self) -> BaseMesh:
+        """``with mesh:`` is ``with set_mesh(mesh):``."""
+        _entered.append(set_mesh(self))
+        return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is left that was not entered."""
+        _entered.pop().__exit__(None, None, None)
 
     # Axes
 
@@ -155,6 +152,42 @@ class BaseMesh:
     def with_(self, **changes: Any) -> BaseMesh:
         """This mesh with some of its fields replaced."""
         raise NotImplementedError
+
+    def update_axis_types(self, name_to_type: Mapping[str, AxisType]) -> BaseMesh:
+        """This mesh with other types of some axes.
+
+        >>> AbstractMesh((2, 4), ("x", "y")).update_axis_types({"x": AxisType.Explicit})
+        AbstractMesh('x': 2, 'y': 4, axis_types=(Explicit, Auto))
+        """
+        unknown = next((name for name in name_to_type if name not in self.axis_names), None)
+        if unknown is not None:
+            raise MeshError(
+                f"update_axis_types is given the axis {unknown!r}.",
+                where=here(),
+                why=f"the mesh has the axes {', '.join(self.axis_names)}",
+                fix=f"update_axis_types({{{self.axis_names[0] if self.axis_names else 'x'!r}: AxisType.Explicit}})",
+            )
+        types = [name_to_type.get(n, t) for n, t in zip(self.axis_names, self.axis_types, strict=True)]
+        return self.with_(axis_types=tuple(types))
+
+    def update(self, **changes: Any) -> BaseMesh:
+        """``with_`` by its name in JAX."""
+        return self.with_(**changes)
+
+    @property
+    def are_all_axes_explicit(self) -> bool:
+        """Whether all axes are of type Explicit."""
+        return len(self.explicit_axes) == len(self.axis_names)
+
+    @property
+    def are_all_axes_auto(self) -> bool:
+        """Whether all axes are of type Auto."""
+        return len(self.auto_axes) == len(self.axis_names)
+
+    @property
+    def are_all_axes_manual(self) -> bool:
+        """Whether all axes are of type Manual."""
+        return len(self.manual_axes) == len(self.axis_names)
 
     @cached_property
     def abstract_mesh(self) -> AbstractMesh:
@@ -480,6 +513,9 @@ def devices(kind: str | None = None, *, count: int = 8) -> list[Device]:
     if kind is not None or not isinstance(mesh, Mesh):
         mesh = make_mesh((count,), ("devices",), kind="cpu" if kind is None else kind)
     return sorted(mesh.devices.ravel().tolist(), key=lambda device: device.id)
+
+
+_entered: list[set_mesh] = []  # by ``with mesh:``, the innermost last
 
 
 class set_mesh:

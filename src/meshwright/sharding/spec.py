@@ -79,8 +79,8 @@ class PartitionSpec(Spec):
 
     ``P.dim("z", open=True, priority=2)`` is Shardy's ``{"z", ?}p2``. Dims that are not mentioned are not split. A part
     of an axis is written ``"x:(1)2"``. ``unreduced`` names the axes over which each device holds a summand (``sum`` is
-    another word for it), ``replicated`` the axes that must not be used to split the array further. Equal specs are the
-    same object.
+    another word for it), ``replicated`` the axes that must not be used to split the array further (``reduced`` in JAX:
+    over them, the cotangent of the array is unreduced). Equal specs are the same object.
 
     >>> P("x", None, ("y", "z:(1)2"), unreduced={"w"})
     P('x', None, ('y', 'z:(1)2'), unreduced={'w'})
@@ -104,11 +104,12 @@ class PartitionSpec(Spec):
         unreduced: str | AxisRef | Iterable[str | AxisRef] = (),
         replicated: str | AxisRef | Iterable[str | AxisRef] = (),
         sum: str | AxisRef | Iterable[str | AxisRef] = (),
+        reduced: str | AxisRef | Iterable[str | AxisRef] = (),
     ) -> PartitionSpec:
         key = (
             tuple(_entry(entry) for entry in partitions),
             frozenset(_set("unreduced", unreduced)) | frozenset(_set("sum", sum)),
-            frozenset(_set("replicated", replicated)),
+            frozenset(_set("replicated", replicated)) | frozenset(_set("reduced", reduced)),
         )
         found = cls._interned.get(key)
         if found is None:
@@ -123,6 +124,11 @@ class PartitionSpec(Spec):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.partitions, self.unreduced, self.replicated)
+
+    @property
+    def reduced(self) -> frozenset[str]:
+        """``replicated`` by its name in JAX."""
+        return self.replicated
 
     def update(
         self,

@@ -2,10 +2,12 @@
 
 from meshwright.ops import (
     basic,
+    callback,
     collective,
     contraction,
     cumulative,
     elementwise,
+    factorization,
     indexing,
     linalg,
     random,
@@ -19,12 +21,14 @@ from meshwright.transform.regions import control, custom, scan
 
 MODULES = (
     basic,
+    callback,
     collective,
     contraction,
     control,
     cumulative,
     custom,
     elementwise,
+    factorization,
     indexing,
     linalg,
     random,

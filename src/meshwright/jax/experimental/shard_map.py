@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.jax import shard_mapping
+from meshwright.api import shard_map as api
 from meshwright.sharding.mesh import BaseMesh
 
 
@@ -25,6 +25,6 @@ def shard_map(
     [1.0]
     """
     names = tuple(name for name in mesh.axis_names if name not in auto)
-    return shard_mapping.shard_map(  # type: ignore[no-any-return]
+    return api.shard_map(  # type: ignore[no-any-return]
         f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_rep, axis_names=names
     )

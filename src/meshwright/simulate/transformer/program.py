@@ -455,7 +455,7 @@ def prefill_program(
         x = x + _sum(mnp.einsum("blhk,hkd->bld", mixed, layer["wo"]), strategy)
         y = norm(x, layer["mlp_norm"])
         out = _experts(layer, y, strategy, shape.experts_per_token) if "router" in layer else _mlp(layer, y)
-        return x + _sum(out, strategy), tuple(one.astype(cache_dtype or dtype) for one in (k, v))
+        return x + _sum(out, strategy), tuple(one.astype(cache_dtype or dtype) for one in (k, v))  # type: ignore[return-value]
 
     def step(params: Any, tokens: Any) -> Any:
         x = embed(params["embed"], tokens, strategy, computed)

@@ -1,0 +1,195 @@
+"""Functions of ``meshwright.jax`` give what JAX's give: each is called in both, with the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.experimental
+import numpy as np
+import pytest
+
+import meshwright.jax as ours
+
+X = np.arange(24.0, dtype=np.float32).reshape(8, 3) / 5
+W = np.arange(6.0, dtype=np.float32).reshape(3, 2) / 7
+
+
+def mesh(j: Any, explicit: bool = False) -> Any:
+    kind = j.sharding.AxisType.Explicit if explicit else j.sharding.AxisType.Auto
+    return j.make_mesh((4, 2), ("i", "j"), axis_types=(kind, kind))
+
+
+def mean_of_gradients(j: Any) -> Any:
+    """A step written as for pmap: the mean is taken of the loss and of the gradient, in a shard_map without checks."""
+
+    def step(w: Any, x: Any) -> Any:
+        loss, g = j.value_and_grad(lambda w: j.lax.pmean(j.numpy.sum(j.numpy.sin(x @ w)), "i"))(w)
+        return loss, j.lax.pmean(g, "i"), j.lax.psum(x.sum(), ("i", "j"))
+
+    specs = (j.P(), j.P("i"))
+    return j.jit(j.shard_map(step, mesh=mesh(j), in_specs=specs, out_specs=j.P(), check_vma=False))(W, X)
+
+
+def through_unchecked(j: Any) -> Any:
+    f = j.shard_map(
+        lambda w, x: j.lax.all_gather(j.numpy.sin(x @ w), "i", tiled=True), mesh=mesh(j),
+        in_specs=(j.P(), j.P("i")), out_specs=j.P(), check_vma=False,
+    )  # fmt: skip
+    return j.jit(j.grad(lambda w, x: (f(w, x) ** 2).sum(), argnums=(0, 1)))(W, X)
+
+
+def pmapped(j: Any) -> Any:
+    def step(w: Any, x: Any, *, scale: Any) -> Any:
+        g = j.grad(lambda w: j.numpy.sum(j.numpy.sin(x @ w)))(w)
+        return j.lax.pmean(g, "d") * scale, x - j.lax.psum(x, "d")
+
+    f = j.pmap(step, axis_name="d", in_axes=(None, 0), out_axes=(None, 1))
+    return f(W, X.reshape(4, 2, 3), scale=np.ones(4, np.float32))
+
+
+def smapped(j: Any) -> Any:
+    with j.set_mesh(mesh(j, explicit=True)):
+        x = j.device_put(X, j.P("i"))
+        f = j.smap(lambda x: x - j.lax.pmean(x.mean(), "i"), in_axes=0, out_axes=0, axis_name="i")
+        return f(x)
+
+
+def inferred(j: Any) -> Any:
+    with j.set_mesh(mesh(j, explicit=True)):
+        x = j.device_put(X, j.P("i"))
+        return j.jit(j.shard_map(lambda x: j.lax.psum(x.sum(0), "i"), out_specs=j.P()))(x)
+
+
+def automatic(j: Any) -> Any:
+    with j.set_mesh(mesh(j, explicit=True)):
+        x = j.device_put(X, j.P("i"))
+        f = j.sharding.auto_axes(lambda x: x[np.array([5, 1, 1, 0])], out_sharding=j.P("i"))
+        return f(x), j.jit(f)(x)
+
+
+def typed(j: Any) -> Any:
+    found = []
+    with j.set_mesh(mesh(j, explicit=True)):
+        x = j.device_put(X, j.P("i"))
+
+        @j.jit
+        def f(x: Any) -> Any:
+            t = j.typeof(x.sum(1))
+            found.append((tuple(t.sharding.spec), t.shape, str(t.dtype)))
+            found.append((dict(t.sharding.mesh.shape), isinstance(x, j.Array), isinstance(x, j.core.Tracer)))
+            return x
+
+        f(x)
+        t = j.typeof(x)
+        found.append((tuple(t.sharding.spec), dict(t.sharding.mesh.shape)))
+    t = j.typeof(j.numpy.ones((2, 3)))
+    return [*found, (tuple(t.sharding.spec), t.ndim, t.weak_type)]
+
+
+def printed(j: Any) -> Any:
+    seen: list[float] = []
+
+    @j.jit
+    def f(x: Any) -> Any:
+        j.debug.callback(lambda x: seen.append(float(np.sum(x))), x)
+        return j.pure_callback(lambda x: np.sort(np.asarray(x)), j.ShapeDtypeStruct((3,), np.float32), x) * 2
+
+    out = [f(X[1]), j.vmap(f)(X[:2]) if j is ours else np.stack([np.asarray(f(x)) for x in X[:2]])]
+    j.effects_barrier()
+    return out, seen
+
+
+def made(j: Any) -> Any:
+    place = j.NamedSharding(mesh(j), j.P("i", None))
+    x = j.make_array_from_callback((8, 3), place, lambda index: X[index])
+    parts = [shard.data for shard in x.addressable_shards]
+    y = j.make_array_from_single_device_arrays((8, 3), place, parts)
+    return x, y, j.make_array_from_process_local_data(place, X), x.sharding.spec == y.sharding.spec
+
+
+def derivatives(j: Any) -> Any:
+    f = lambda x, n: ((x * n).sum(), x)
+    g, aux = j.grad(f, argnums=(0, 1), has_aux=True, allow_int=True)(X, np.arange(3))
+    jac, more = j.jacrev(lambda x: (x**2, x + 1), has_aux=True)(X[0])
+    forward, again = j.jacfwd(lambda x: (x**2, x + 1), has_aux=True)(X[0])
+    out, push, third = j.linearize(lambda x: (x**2, 2 * x), X[0], has_aux=True)
+    back = j.vjp(lambda x, n: x * n, X[0], np.arange(3))[1](X[1])
+    dtypes = [str(g[1].dtype), str(back[1].dtype), g[1].shape, back[1].shape]
+    return g[0], aux, jac, more, forward, again, out, push(X[1]), third, back[0], dtypes
+
+
+def renamed(j: Any) -> Any:
+    @j.named_call
+    def inner(x: Any) -> Any:
+        with j.named_scope("scope"):
+            return x * 2
+
+    doubled = j.custom_gradient(lambda x: (x * x, lambda ct: (10.0 * x * ct,)))
+    kept = j.checkpoint(lambda x, n: x**n, static_argnums=1, policy=j.checkpoint_policies.dots_saveable)
+    with j.disable_jit():
+        seen = j.jit(lambda x: float(x.sum()) + x)(X[0])
+    traced = j.jit(lambda x: {"a": x @ x.T}).trace(X)
+    return [
+        inner(X), j.grad(doubled)(3.0), j.grad(lambda x: kept(x, 3).sum())(X), seen,
+        traced.out_info["a"].shape, j.eval_shape(lambda x: x.sum(0), j.ShapeDtypeStruct((4, 2), np.float32)).shape,
+    ]  # fmt: skip
+
+
+def trees(j: Any) -> Any:
+    tree = {"b": [1, (2, None)], "a": {"c": 3}}
+    u = j.tree_util
+    return [
+        [(u.keystr(path), leaf) for path, leaf in j.tree.leaves_with_path(tree)],
+        u.tree_map_with_path(lambda path, x: u.keystr(path, simple=True, separator="/") + str(x), tree),
+        u.tree_reduce(lambda a, b: a + b, tree, 10), u.tree_all([True, [False]]), u.all_leaves([1, 2]),
+        j.tree.leaves([None, 1], is_leaf=lambda x: x is None), u.tree_structure(tree).num_leaves,
+        u.treedef_is_leaf(u.tree_structure(1)), len(u.treedef_children(u.tree_structure(tree))),
+        j.tree.transpose(j.tree.structure([0, 0]), j.tree.structure({"a": 0}), [{"a": 1}, {"a": 2}]),
+        u.tree_broadcast([1, 2], [0, (0, 0)]), u.Partial(max, 3)(5),
+        j.flatten_util.ravel_pytree({"a": X, "b": np.float32(2)})[0],
+    ]  # fmt: skip
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    one.__name__: one
+    for one in (
+        mean_of_gradients, through_unchecked, pmapped, smapped, inferred, automatic, typed, printed, made, derivatives,
+        renamed, trees,
+    )
+}  # fmt: skip
+
+
+def same(actual: Any, expected: Any) -> None:
+    if isinstance(expected, list | tuple | dict):
+        assert len(actual) == len(expected)
+        for key in sorted(expected) if isinstance(expected, dict) else range(len(expected)):
+            same(actual[key], expected[key])
+    elif isinstance(expected, np.ndarray | jax.Array | float) and not isinstance(expected, bool):
+        np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-5, atol=1e-5)
+    else:
+        assert actual == expected
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_gives_what_that_of_jax_gives(name: str):
+    import jax.flatten_util
+
+    same(CALLS[name](ours), CALLS[name](jax))
+
+
+def test_collectives_have_the_defaults_of_jax():
+    def each(j: Any) -> Any:
+        def f(x: Any) -> Any:
+            whole = j.lax.all_gather(x, "i")
+            part = j.lax.psum_scatter(whole, "i")
+            return whole.reshape(-1), part, j.lax.all_to_all(whole, "i", 0, 1)
+
+        names = SimpleNamespace(x=j.P("i"))
+        m = j.make_mesh((4,), ("i",), axis_types=(j.sharding.AxisType.Auto,))
+        return j.jit(j.shard_map(f, mesh=m, in_specs=names.x, out_specs=(j.P("i"), j.P("i"), j.P("i"))))(X)
+
+    same(each(ours), each(jax))
+    assert ours.make_mesh((2,), ("x",)).axis_types == (ours.sharding.AxisType.Explicit,)
