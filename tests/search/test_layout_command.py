@@ -64,6 +64,19 @@ def test_an_explanation_and_a_picture(step: str, tmp_path: Path, capsys: pytest.
     assert found["what_if"][0]["change"] == "twice the bandwidth of links"
 
 
+def test_parts_of_a_batch(step: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layout", step, "--chips", "2", "--microbatches", "2", "--top", "1"]) == 0
+    assert "= mw.microbatched(" in capsys.readouterr().out
+    assert main(["layout", step, "--chips", "2", "--microbatches", "1,x"]) == 2
+    assert (
+        capsys.readouterr().err
+        == """--microbatches is '1,x'.
+  why:  it is numbers between commas
+  fix:  --microbatches 1,2,4
+"""
+    )
+
+
 def test_what_is_refused(step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["layout", step]) == 2
     assert "How many chips h100 is to have is not said." in capsys.readouterr().err

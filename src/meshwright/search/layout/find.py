@@ -22,7 +22,7 @@ from meshwright.search.layout.step import Step
 from meshwright.search.layout.written import to_paste
 from meshwright.sharding.mesh import BaseMesh
 
-THREE_AXES = 1_200  # equations of a step at the most that is looked at on meshes of three axes
+THREE_AXES = 64  # roles of a step at the most that is looked at on meshes of three axes
 WHOLE = 3  # simulations of a whole step of which few layers were simulated
 
 
@@ -113,7 +113,7 @@ def find_layout(
 def _meshes(search: LayoutSearch) -> list[dict[str, int]]:
     """The meshes on which a step is looked at: with three axes, if it is not so large that this takes too long."""
     machine = search.topology
-    node = machine.node_size if machine.switched and search.equations <= THREE_AXES else None
+    node = machine.node_size if machine.switched and len(search.roles) <= THREE_AXES else None
     return mesh_sizes(machine.size, node)
 
 
