@@ -1,8 +1,8 @@
-"""Train steps on engine `xla` beside the same source under jax.jit, and the call of a small function.
+"""Train steps on engine `xla` beside the same source under jax.jit, and calls of a small function, on CPU devices.
 
-python benchmarks/bench_xla.py [--gpu] [--repeats 7] [--json]
+python benchmarks/bench_xla.py [--repeats 7] [--json]
 
-On a CPU it is made to be eight devices; ``--gpu`` takes the first GPU, and a model of 336M parameters.
+The CPU is made to be eight devices; ``bench_gpu.py`` takes a GPU.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import argparse
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 from typing import Any
 
+from timing import Measured, Row, compare, report, row
+
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
 DEVICES = 8
+Case = tuple[str, str, Callable[[], Any], Callable[[], Any]]  # a name, which bar, and the jobs of both sides
 NAMES = {"one": 1.02, "many": 1.05, "gpu": 1.0, "call": 1.1, "compile": 1.0}  # bars
 
 
@@ -68,51 +71,55 @@ def compiled(job: Callable[[], Any]) -> float:
     return perf_counter() - start
 
 
-def small() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """A call of a small function on two arrays, of either side."""
+def small(ahead: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A call of a small function on two arrays, of either side; or (``ahead``) of one that was compiled before."""
     import jax
 
     import meshwright as mw
 
     f, g = mw.jit(lambda x, y: x + y, engine="xla"), jax.jit(lambda x, y: x + y)
     x, y = f(mw.numpy.ones(8), mw.numpy.ones(8)), jax.numpy.ones(8)
+    if ahead:
+        compiled, theirs = f.lower(x, x).compile(), g.lower(y, y).compile()
+        return lambda: compiled(x, x), lambda: theirs(y, y)
     return lambda: f(x, x), lambda: g(y, y)
 
 
-def cases(gpu: bool) -> Iterator[tuple[str, str, Callable[[], Any], Callable[[], Any]]]:
-    if gpu:
-        large = {"vocab": 32000, "dim": 1024, "layers": 24, "heads": 16, "kv_heads": 16, "hidden": 2816, "scan": True}
-        for checkpoint in (True, False):
-            sizes = {**large, "checkpoint": checkpoint}
-            yield f"336M step, checkpoint={checkpoint}", "gpu", *steps(sizes, {"batch": 8, "length": 513}, "dp", 1)
-        yield "call of a small function", "call", *small()
-        return
+def calls() -> Iterator[Case]:
+    yield "call of a small jitted function", "call", *small(ahead=False)
+    yield "call of a small compiled function", "call", *small(ahead=True)
+
+
+def cases() -> Iterator[Case]:
     model = {"vocab": 1024, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 4, "hidden": 688}
     yield "one device", "one", *steps(model, {"batch": 8, "length": 129}, "dp", 1)
     yield "one device, scanned", "one", *steps({**model, "scan": True}, {"batch": 8, "length": 129}, "dp", 1)
     yield "8 devices, rows", "many", *steps(model, {"batch": 16, "length": 65}, "dp", DEVICES)
     yield "8 devices, rows and parameters", "many", *steps(model, {"batch": 16, "length": 65}, "fsdp", DEVICES)
-    yield "call of a small function", "call", *small()
+    yield from calls()
+
+
+def measured(cases: Iterable[Case], repeats: int) -> list[Row]:
+    """A row for each case, and one for the first call of both sides, which compiles."""
+    rows = []
+    for name, kind, ours, theirs in cases:
+        made = Measured(compiled(ours), compiled(theirs))
+        rows.append(row(name, compare(ours, theirs, repeats=repeats), NAMES[kind]))
+        if kind != "call":
+            rows.append(row(f"{name}: first call", made, NAMES["compile"]))
+    return rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--gpu", action="store_true", help="on the first GPU")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if not args.gpu:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
-        os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
-    from timing import Measured, Row, compare, report, row
 
-    rows: list[Row] = []
-    for name, kind, ours, theirs in cases(args.gpu):
-        made = Measured(compiled(ours), compiled(theirs))
-        rows.append(row(name, compare(ours, theirs, repeats=args.repeats), NAMES[kind]))
-        if kind != "call":
-            rows.append(row(f"{name}: first call", made, NAMES["compile"]))
+    rows = measured(cases(), args.repeats)
     return report(rows, as_json=args.json, peer="jax", version=jax.__version__, device=str(jax.devices()[0]))
 
 
