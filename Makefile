@@ -8,7 +8,7 @@ APART := .venv-apart
 PINNED = constraints/py$(shell $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: tour test test-all bench flax lint constraints lowest clean
+.PHONY: tour test test-all bench flax frontend lint constraints lowest clean
 
 tour: $(VENV)/base
 	$(BIN)/meshwright tour
@@ -21,6 +21,12 @@ test-all: $(VENV)/dev lint
 
 bench: $(VENV)/dev
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+# The page that compiled.report() writes, built from its sources: needs Node.js and npm
+frontend:
+	npm ci --prefix frontend --no-audit --no-fund
+	npm run check --prefix frontend
+	npm run build --prefix frontend
 
 # A training loop of flax and optax with one word changed, and models of flax and equinox read by from_jax, in a virtual
 # environment of their own

@@ -86,6 +86,7 @@ LATE = {
     "api.control": {"meshwright.sharding.explicit"},
     "compile.compiled": {
         "meshwright.compile.explain",
+        "meshwright.compile.report",
         "meshwright.compile.partial_sums",
         "meshwright.compile.partitioning",
         "meshwright.compile.sharding_reasons",

@@ -26,6 +26,7 @@ COMMANDS = {
     "layout": "the mesh and the shardings in which a step is fastest on a machine",
     "matmul": "ways to multiply two split matrices, and which is the fastest",
     "opt": "run sharding passes on a module of StableHLO and sdy",
+    "report": "a page about a program on a machine: time, memory, collectives, timeline, shardings",
     "reshard": "how an array gets from one sharding to another, and what that costs",
     "rules": "the factor rules of ops",
     "run-jax": "run a JAX script as it is, on Meshwright",

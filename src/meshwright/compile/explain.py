@@ -225,7 +225,7 @@ class Explanation:
             time_text(row.seconds),
             f"{share:.0%}" if share is not None else "–",
             ring or c.kind,
-            ",".join(_whole_axes(c)),
+            ",".join(whole_axes(c)),
             size_text(c.bytes_received_per_device * one.permutes),
             str(row.times),
             str(one.stack.line or ""),
@@ -323,7 +323,7 @@ class Explanation:
         return [one.record() for one in self.findings if wanted.wants(one)]
 
 
-def _whole_axes(c: Collective) -> list[str]:
+def whole_axes(c: Collective) -> list[str]:
     """The axes of a collective, all parts of one as the whole."""
     found: dict[str, int] = {}
     for axis in c.axes:

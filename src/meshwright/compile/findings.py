@@ -17,6 +17,7 @@ from meshwright.core.program import Program, Var
 from meshwright.core.source import FORWARD
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.machine import COMPUTE
+from meshwright.simulate.schedule import Event
 from meshwright.simulate.simulation import Simulation
 
 
@@ -107,23 +108,32 @@ def measure(program: Any, hardware: Any, donated: Sequence[bool]) -> Measured | 
     return Measured(found, exposed_seconds(found))
 
 
+class Hidden:
+    """How much of an event of a simulation something is computed in."""
+
+    def __init__(self, found: Simulation) -> None:
+        self.events = sorted((e for e in found.timeline if e.task.body is None and not e.rest), key=lambda e: e.start)
+        computing = [(e.start, e.end) for e in self.events if COMPUTE in e.task.cost.units and not e.task.cost.axes]
+        self._starts = [start for start, _ in computing]  # a device computes one kernel at a time
+        self._ends = [end for _, end in computing]
+        self._before = [0.0, *accumulate(end - start for start, end in computing)]
+
+    def _computed(self, until: float) -> float:
+        n = bisect_right(self._starts, until)
+        return self._before[n] - (max(0.0, self._ends[n - 1] - until) if n else 0.0)
+
+    def seconds(self, event: Event) -> float:
+        """The seconds of an event in which something is computed."""
+        return self._computed(event.end) - self._computed(event.start)
+
+
 def exposed_seconds(found: Simulation) -> dict[Var, float]:
     """By the first result of each collective, the mean seconds of a run in which nothing is computed beside it."""
-    events = sorted((e for e in found.timeline if e.task.body is None and not e.rest), key=lambda e: e.start)
-    computing = [(e.start, e.end) for e in events if COMPUTE in e.task.cost.units and not e.task.cost.axes]
-    starts = [start for start, _ in computing]  # a device computes one kernel at a time
-    ends = [end for _, end in computing]
-    before = [0.0, *accumulate(end - start for start, end in computing)]
-
-    def computed(until: float) -> float:
-        n = bisect_right(starts, until)
-        return before[n] - (max(0.0, ends[n - 1] - until) if n else 0.0)
-
+    hidden = Hidden(found)
     runs: dict[Var, list[float]] = {}
-    for e in events:
+    for e in hidden.events:
         if e.task.cost.axes and e.task.writes:
-            hidden = computed(e.end) - computed(e.start)
-            exposed = e.seconds - hidden
+            exposed = e.seconds - hidden.seconds(e)
             runs.setdefault(e.task.writes[0], []).append(exposed if exposed > 1e-9 * e.seconds else 0.0)
     return {var: sum(one) / len(one) for var, one in runs.items()}
 

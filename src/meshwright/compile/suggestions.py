@@ -19,7 +19,8 @@ from meshwright.sharding.spec import PartitionSpec, pasted
 from meshwright.simulate.simulation import Simulation
 from meshwright.simulate.spmd import simulate, work
 
-MOST_TRIED = 8  # shardings of arguments
+MOST_TRIED = 8  # shardings of arguments; of large programs half as many
+LARGE = 2000  # equations
 MOST_FOR_ONE = 3  # for one collective
 
 
@@ -96,6 +97,7 @@ def suggestions(
         return best
     whole, bytes_now = now.seconds, received(placed.collectives)
     tried: dict[_Candidate, Suggestion] = {}
+    most = MOST_TRIED if len(placed.source.eqns) <= LARGE else MOST_TRIED // 2
     counted = {id(c) for c in dearest(placed.collectives)}
     cost = {id(c): c.seconds(hardware) * c.times for c in placed.collectives}
     groups: dict[Any, list[int]] = {}
@@ -107,7 +109,7 @@ def suggestions(
         found: list[Suggestion] = []
         for candidate in _candidates(placed, names, reasons, [placed.collectives[n] for n in group]):
             if candidate not in tried:
-                if len(tried) >= MOST_TRIED:
+                if len(tried) >= most:
                     continue
                 tried[candidate] = _try(placed, candidate, names, hardware, now, whole, bytes_now)
             if tried[candidate].changes:

@@ -1,0 +1,221 @@
+"""The report: one page about a compiled program on a machine, which needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib import resources
+from itertools import count
+from typing import Any
+
+from meshwright.compile.explain import Explanation, whole_axes
+from meshwright.compile.findings import Hidden, Measured
+from meshwright.core.program import Atom, Eqn, Literal, Program, Var
+from meshwright.core.source import Source
+from meshwright.core.text.printing import print_params
+from meshwright.partition.combine import dearest
+from meshwright.sharding.named import TensorSharding
+from meshwright.simulate.machine import COMPUTE
+from meshwright.simulate.simulation import Simulation
+
+COMPUTED, HIDDEN, EXPOSED, NOT_SHOWN = range(4)  # what a box of the timeline is
+MOST_TEXT = 160  # characters of an equation
+
+
+def page(reports: Sequence[dict[str, Any]]) -> str:
+    """The page of one report, or of two to compare."""
+    template = resources.files("meshwright.chart").joinpath("report.html").read_text(encoding="utf-8")
+    data = json.dumps(list(reports), ensure_ascii=False, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")  # no tag in a string ends the script that it is in
+    title = " and ".join(str(one["title"]) for one in reports)
+    return template.replace("TITLE", escape(title), 1).replace(">DATA<", f">{data}<", 1)
+
+
+def report_data(found: Explanation, title: str) -> dict[str, Any]:
+    """What the page shows of a program, as JSON has it; `frontend/src/data.ts` says the same in TypeScript."""
+    lines = _Numbered()
+    equations, values, numbers = _equations(found, lines)
+    listed = [
+        {
+            **one.record(),
+            "axes": whole_axes(one.collective),
+            "exposed_seconds": one.exposed_seconds,
+            "var": numbers.get(one.collective.var) if one.collective.var is not None else None,
+        }
+        for one in found.findings
+    ]
+    measured = found.measured if isinstance(found.measured, Measured) else None
+    return {
+        "title": title,
+        "mesh": [] if found.compiled.mesh is None else list(found.compiled.mesh.shape.items()),
+        **_totals(found),
+        **_simulated(measured.simulation if measured is not None else None, lines),
+        "collectives": listed,
+        "cheaper": [{"text": str(one), "fix": one.fix} for one in found.cheaper()],
+        "equations": equations,
+        "values": values,
+        "notes": [f"no times: {found.measured}"] if measured is None else list(measured.simulation.notes),
+        "lines": [(str(one), one.text) for one in lines.all],
+    }
+
+
+def _totals(found: Explanation) -> dict[str, Any]:
+    """Bytes and seconds of collectives by axis and by kind: of branches, those of the dearest."""
+    by_axis: dict[str, list[float]] = {}
+    by_kind: dict[str, list[float]] = {}
+    received = 0
+    for c in dearest(found.collectives):
+        nbytes, seconds = c.bytes_received_per_device * c.times, c.seconds(found.machine) * c.times
+        received += nbytes
+        for sums, key in ((by_axis, ",".join(whole_axes(c))), (by_kind, c.kind)):
+            total = sums.setdefault(key, [0, 0.0])
+            total[0] += nbytes
+            total[1] += seconds
+    by_time = [sorted(sums.items(), key=lambda one: -one[1][1]) for sums in (by_axis, by_kind)]
+    axes, kinds = ([[name, *total] for name, total in rows] for rows in by_time)
+    return {"received_bytes": received, "by_axis": axes, "by_kind": kinds}
+
+
+def _simulated(run: Simulation | None, lines: _Numbered) -> dict[str, Any]:
+    """What a simulation found: its figures, timeline and memory."""
+    if run is None:
+        figures = ("compute_seconds", "communication_seconds", "exposed_seconds", "peak_bytes", "argument_bytes")
+        nothing: dict[str, Any] = dict.fromkeys((*figures, "output_bytes", "temporary_bytes"), 0)
+        nothing |= dict.fromkeys(("machine", "seconds", "mfu", "hfu", "hbm_bytes"))
+        return nothing | {"bound": "", "names": [], "lanes": [], "memory": {"curve": [], "peak": [], "line": None}}
+    use, chip = run.memory, run.topology.chip
+    names = _Numbered()
+    return {
+        "machine": run.topology.text,
+        "seconds": run.seconds,
+        "bound": run.bound,
+        "mfu": run.mfu,
+        "hfu": run.hfu,
+        "compute_seconds": run.compute_seconds,
+        "communication_seconds": run.communication_seconds,
+        "exposed_seconds": min(run.exposed_seconds, run.communication_seconds),
+        "peak_bytes": use.peak_bytes,
+        "hbm_bytes": chip.hbm_bytes if "hbm_bytes" in chip.facts else None,
+        "argument_bytes": use.argument_bytes,
+        "output_bytes": use.output_bytes,
+        "temporary_bytes": use.temporary_bytes,
+        "lanes": _lanes(run, names, lines),
+        "names": names.all,
+        "memory": {
+            "curve": list(use.curve),
+            "peak": [{"what": one.what, "bytes": one.nbytes, "line": lines.of(one.source)} for one in use.at_peak],
+            "line": str(use.peak_source) if use.peak_source is not None else None,
+        },
+    }
+
+
+def _lanes(run: Simulation, names: _Numbered, lines: _Numbered) -> list[dict[str, Any]]:
+    """What keeps each part of the machine busy: boxes in the order of time."""
+    hidden = Hidden(run)
+    bars: dict[str, list[list[float]]] = {unit: [] for unit in run.unit_seconds()}
+    for event in sorted(run.timeline, key=lambda one: one.start):
+        task = event.task
+        if event.rest:
+            text = f"{event.rest} more steps of {task.name}" if event.rest < task.times else task.name
+            kind = NOT_SHOWN
+        elif task.body is None and event.seconds:
+            text = task.name
+            kind = COMPUTED
+            if task.cost.axes:
+                kind = HIDDEN if hidden.seconds(event) > event.seconds / 2 else EXPOSED
+        else:
+            continue
+        for unit in task.cost.units:
+            if unit in bars:
+                bars[unit].append([event.start, event.seconds, names.of(text), lines.of(task.source), kind])
+    return [
+        {"name": unit if unit == COMPUTE else ", ".join(run.machine.lying_on(unit)) or unit, "bars": boxes}
+        for unit, boxes in bars.items()
+        if boxes
+    ]
+
+
+class _Numbered:
+    """Things that are written once, and named by their numbers."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+        self._known: dict[Any, int] = {}
+
+    def of(self, one: Any) -> int:
+        """The number of a thing; −1 of none."""
+        if one is None:
+            return -1
+        if one not in self._known:
+            self._known[one] = len(self.all)
+            self.all.append(Source(one.file, one.line) if type(one) is Source else one)
+        return self._known[one]
+
+
+def _equations(found: Explanation, lines: _Numbered) -> tuple[list[list[Any]], list[dict[str, Any]], dict[Atom, int]]:
+    """The equations of the program before it was partitioned, its values with their shardings, and their numbers."""
+    placed = found.placed
+    program = placed.source if placed is not None else found.program
+    shardings = placed.propagated.shardings if placed is not None else {}
+    numbers: dict[Atom, int] = {}
+    values: list[dict[str, Any]] = []
+    letters = _letters()
+
+    def define(var: Var, name: str) -> int:
+        numbers[var] = len(values)
+        sharding = shardings.get(var)
+        values.append({"name": name, **_value(var, sharding)})
+        return numbers[var]
+
+    def name(atom: Atom) -> str:
+        return (
+            str(atom.value) if isinstance(atom, Literal) else values[numbers[atom]]["name"] if atom in numbers else "?"
+        )
+
+    rows: list[list[Any]] = []
+
+    def walk(part: Program, depth: int, names: Sequence[str] | None) -> None:
+        for n, var in enumerate(part.inputs):
+            number = define(var, names[n] if names is not None else next(letters))
+            if names is not None:
+                rows.append(["argument", -1, [number], depth])
+        for var, _ in part.constants:
+            define(var, next(letters))
+        for eqn in part.eqns:
+            made = [define(var, next(letters)) for var in eqn.outputs]
+            rows.append([_text(eqn, name), lines.of(eqn.source), made, depth])
+            for _, region in eqn.regions():
+                walk(region, depth + 1, None)
+
+    walk(program, 0, found.names)
+    return rows, values, numbers
+
+
+def _text(eqn: Eqn, name: Any) -> str:
+    regions = {key.split("[")[0] for key, _ in eqn.regions()}
+    params = {key: value for key, value in eqn.params.items() if key not in regions}
+    text = " ".join([eqn.op.name, *map(name, eqn.inputs), print_params(params)]).rstrip()
+    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
+
+
+def _value(var: Var, sharding: TensorSharding | None) -> dict[str, Any]:
+    dims = [[axis.short() for axis in dim.axes] for dim in sharding.dims] if sharding is not None else []
+    shown = var.type.short()
+    if any(dims) and sharding is not None:
+        shown = f"{shown.partition('[')[0]}[{','.join(sharding.type_dims(var.type.shape))}]"
+    return {
+        "type": shown,
+        "shape": list(var.type.shape),
+        "dims": dims or [[] for _ in var.type.shape],
+        "unreduced": [axis.short() for axis in sharding.unreduced] if sharding is not None else [],
+    }
+
+
+def _letters() -> Iterator[str]:
+    """a, b, …, z, aa, ab, …"""
+    for n in count():
+        text, rest = "", n
+        while rest >= 0:
+            text, rest = chr(ord("a") + rest % 26) + text, rest // 26 - 1
+        yield text
