@@ -390,14 +390,17 @@ def placed(done: Compilation) -> PartitionedProgram:
 
 
 def with_arguments(program: PartitionedProgram, shardings: Mapping[int, NamedSharding]) -> PartitionedProgram:
-    """The program partitioned anew for arguments, by their numbers, in other shardings; what is known of it otherwise
-    is not found out again."""
+    """The program partitioned anew for arguments, by their numbers, in other shardings: what `jit` would
+    make of them, though the program is not traced and read again."""
     found = program.compilation.inlined
     assert found is not None
     given = list(found.given)
     for index, sharding in shardings.items():
         given[index] = sharding.to_tensor_sharding(program.source.inputs[index].type.ndim)
-    start = replace(program.compilation, program=program.source, inlined=found._replace(given=tuple(given)))
+    # Which of several layouts is the cheapest may be another one now.
+    start = replace(
+        program.compilation, program=program.source, inlined=found._replace(given=tuple(given)), cheapest=None
+    )
     return placed(run_stages(PARTITION[1:], start))
 
 
