@@ -51,6 +51,9 @@ CALLS: tuple[tuple[str, ...], ...] = (
     ("cost", "model.py:lowered", "--mode", "asymptotic"),
     ("simulate", "--transformer", TINY, "--strategy", "data=2,tensor=1", "--batch", "8", "--sequence", "16"),
     ("explain", "model.py:example", "--value", "result[0]"),
+    ("explain", "model.py:example", "--axis", "x", "--top", "2", "--hardware", "h100"),
+    ("diff", "model.py:example", "model.py:lowered", "--hardware", "h100"),
+    ("report", "model.py:example", "-o", "out.html", "--hardware", "h100"),
     ("stages", "model.py:example", "--stage", "combine"),
     ("kernel", "model.py:f", *TYPES, "--slots", "3", "--devices", "2"),
     ("matmul", "A[I_x,J] @ B[J,K_y] -> C[I,K]", "--mesh", "x=2,y=4", "--size", "I=8,J=8,K=8", "--dtype", "bf16"),
@@ -122,7 +125,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_command_is_called() -> None:
-    assert {call[0] for call in CALLS} == set(COMMANDS) - {"tour", "launch"}  # no arguments; a script in processes
+    assert {call[0] for call in CALLS} == set(COMMANDS) - {"tour", "launch", "run-jax"}  # no arguments; scripts
 
 
 def test_odd_arguments_are_one_message(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
