@@ -44,6 +44,7 @@ from meshwright.jax import flatten_util as flatten_util
 from meshwright.jax import lax as lax
 from meshwright.jax import nn as nn
 from meshwright.jax import numpy as numpy
+from meshwright.jax import ops as ops
 from meshwright.jax import random as random
 from meshwright.jax import scipy as scipy
 from meshwright.jax import sharding as sharding

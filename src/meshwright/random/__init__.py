@@ -9,6 +9,19 @@ Keys are arrays of two uint32 words, the words of JAX's threefry keys. A key is 
 """
 
 from meshwright.random.choices import categorical, choice, permutation, randint
+from meshwright.random.distributions import (
+    double_sided_maxwell,
+    geometric,
+    lognormal,
+    maxwell,
+    multivariate_normal,
+    orthogonal,
+    pareto,
+    rayleigh,
+    triangular,
+    wald,
+    weibull_min,
+)
 from meshwright.random.keys import PRNGKey, bits, clone, fold_in, key, key_data, split, wrap_key_data
 from meshwright.random.samples import (
     bernoulli,
@@ -31,19 +44,30 @@ __all__ = [
     "cauchy",
     "choice",
     "clone",
+    "double_sided_maxwell",
     "exponential",
     "fold_in",
+    "geometric",
     "gumbel",
     "key",
     "key_data",
     "laplace",
     "logistic",
+    "lognormal",
+    "maxwell",
+    "multivariate_normal",
     "normal",
+    "orthogonal",
+    "pareto",
     "permutation",
     "rademacher",
     "randint",
+    "rayleigh",
     "split",
+    "triangular",
     "truncated_normal",
     "uniform",
+    "wald",
+    "weibull_min",
     "wrap_key_data",
 ]

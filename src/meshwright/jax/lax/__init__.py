@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright import lax as _lax
+from meshwright.core.op import REGISTRY as _REGISTRY
 from meshwright.jax.lax import linalg as linalg
 from meshwright.lax import *  # type: ignore[no-redef]  # noqa: F403
 from meshwright.lax.collectives import AxisName
@@ -43,3 +44,9 @@ def all_to_all(  # type: ignore[no-redef]
 ) -> Any:  # fmt: skip
     """``lax.all_to_all``, by default of a dim that has one row for each device."""
     return _lax.all_to_all(x, axis_name, split_axis, concat_axis, axis_index_groups=axis_index_groups, tiled=tiled)
+
+
+def __getattr__(name: str) -> Any:
+    """``lax.exp_p``, JAX's primitive, is here the op ``exp``: policies of ``checkpoint`` are given it."""
+    found = _REGISTRY.find(name.removesuffix("_p")) if name.endswith("_p") else None
+    return getattr(_lax, name) if found is None else found
