@@ -8,6 +8,11 @@ import meshwright
 
 # Why nothing depends on them.
 WITHOUT_EFFECT = {
+    "debug_print": {"partitioned": "a callback is given whole arrays"},
+    "io_callback": {"sharding": "a callback is given whole arrays"},
+    "pure_callback": {"sharding": "a callback is given whole arrays"},
+    "make_array_from_single_device_arrays": {"dtype": "that of the arrays"},
+    "pmap": {"backend": "devices are virtual"},
     "defjvp": {"symbolic_zeros": "a rule gets zeros that are there"},
     "axis_index": {"axis_name": "outside of all axes it is refused"},
     "axis_size": {"axis_name": "outside of all axes it is refused"},

@@ -603,3 +603,10 @@ NN: dict[str, Calls | NotDrawn] = {
 }
 
 __all__ = ["LAX", "LAX_LINALG", "NN"]
+
+LAX.update(
+    dict.fromkeys(
+        ("RaggedDotDimensionNumbers", "ragged_dot", "ragged_dot_general"),
+        NotDrawn("compared by name: their groups have to fit"),
+    )
+)

@@ -149,3 +149,21 @@ TREE: dict[str, list[tuple[str, str]] | NotDrawn] = {
     "transpose": [("p.tree.structure([1, 2]), p.tree.structure((1, 2)), [(1, 2), (3, 4)]", "")],
     "unflatten": [("p.tree.structure([1, 2]), [3, 4]", "")],
 }
+
+RANDOM.update(
+    dict.fromkeys(
+        [
+            "double_sided_maxwell",
+            "geometric",
+            "lognormal",
+            "maxwell",
+            "multivariate_normal",
+            "orthogonal",
+            "pareto",
+            "rayleigh",
+        ],
+        NotDrawn("compared by name in test_polynomials"),
+    )
+)
+RANDOM.update(dict.fromkeys(["triangular", "wald", "weibull_min"], NotDrawn("compared by name in test_polynomials")))
+PACKAGE.update(dict.fromkeys(("microbatched", "named_scope"), NotDrawn("JAX has none, or returns nothing to compare")))
