@@ -196,6 +196,7 @@ def test_sums_that_become_maxima() -> None:
 def test_a_function_that_returns_something_else_than_it_says() -> None:
     assert message(returning("x", "y")) == (
         'The function \'main\' returns as result 0 a value that is unreduced over "x", where "y" is said.\n'
+        "  at:   line 2:185\n"
         "  why:  partial results are combined by a reshard or a collective, and lost by anything else\n"
         "  fix:  sdy.reshard between the two"
     )

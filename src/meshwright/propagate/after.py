@@ -184,12 +184,9 @@ def make_divisible(graph: Graph) -> None:
         if shape is None or len(shape) != len(sharding.dims):
             return sharding
         dims = []
-        sized = list(zip(shape, sharding.dims, strict=True))
-        if all(size % total_size(dim.axes) == 0 for size, dim in sized):
-            return sharding
-        for size, dim in sized:
-            axes = _dividing(size, dim.axes)
-            dims.append(dim if axes == dim.axes else DimensionSharding(axes, dim.is_open))
+        for size, dim in zip(shape, sharding.dims, strict=True):
+            divides = size % total_size(dim.axes) == 0
+            dims.append(dim if divides else DimensionSharding(_dividing(size, dim.axes), dim.is_open))
         return graph.sharding(sharding.mesh, tuple(dims), sharding.replicated, sharding.unreduced, sharding.reduction)
 
     for function in graph.functions:

@@ -128,10 +128,11 @@ class GraphGroup:
 class GraphBlock:
     """The block of a region; the last of its ops is the terminator."""
 
-    __slots__ = ("arguments", "ops", "parent")
+    __slots__ = ("arguments", "end", "ops", "parent")
 
     def __init__(self, parent: GraphOp | FunctionOp) -> None:
         self.parent = parent
+        self.end = ("", "")
         self.arguments: list[GraphValue] = []
         self.ops: list[GraphOp] = []
 
@@ -313,6 +314,7 @@ class Graph:
             for number in node.results:
                 self._value(op.add_result(None), number, problem, values)
             set_targets(op)
+        block.end = given.end
         terminator = GraphOp(None, None, block)
         block.ops.append(terminator)
         terminator.use([_made(values, number) for number in given.returns])
@@ -378,6 +380,7 @@ class Graph:
 
     def clone_block(self, block: GraphBlock, copy: GraphBlock, mapping: dict[GraphValue, GraphValue]) -> None:
         """Fill a block with a copy of another's arguments and ops."""
+        copy.end = block.end
         for value in block.arguments:
             new = GraphValue(value.shape, None, copy, value.index)
             new.sharding, new.origin = value.sharding, value.origin

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.errors import ShardingError
 from meshwright.propagate.graph import Graph, GraphGroup, GraphOp, GraphValue, Known, hold
-from meshwright.propagate.problem import Kind
+from meshwright.propagate.problem import Kind, Refusal
 
 
 def import_groups(graph: Graph) -> None:
@@ -33,9 +32,13 @@ def import_groups(graph: Graph) -> None:
             op.operands[0].drop()
             op.erased = True
         seen.add(value)
-        op.group = roots.index(find(op.group))
+    left = [op for op in ops if not op.erased]
+    for op in left:
+        op.group = find(op.group)
+    _check(left)
+    for op in left:
+        op.group = roots.index(op.group)
     graph.sweep()
-    _check([op for op in ops if not op.erased])
 
 
 def _check(ops: list[GraphOp]) -> None:
@@ -44,15 +47,17 @@ def _check(ops: list[GraphOp]) -> None:
         first = by_group.setdefault(op.group, op)
         one, other = first.operands[0].value, op.operands[0].value
         if one.shape != other.shape:
-            raise ShardingError(
+            raise Refusal(
                 f"Values of the shapes {one.shape} and {other.shape} are in one sharding group.",
+                message=f"ShardingGroupOps values must have the same shape for groupId: {op.group}",
                 where=op.node.where if op.node else "",
                 why="the values of a group have one sharding, so they have one shape",
                 fix="give them groups of their own",
             )
         if _computation(first) is not _computation(op):
-            raise ShardingError(
+            raise Refusal(
                 "A sharding group has values inside and outside of a manual computation.",
+                message=f"ShardingGroupOps values cannot cross ManualComputationOp boundaries for groupId: {op.group}",
                 where=op.node.where if op.node else "",
                 why="inside, the manual axes are not there to shard over",
                 fix="give the values inside a group of their own",

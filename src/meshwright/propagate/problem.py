@@ -33,7 +33,16 @@ from math import prod
 from typing import Any, ClassVar, NamedTuple
 
 from meshwright.core.factors import Factors
+from meshwright.errors import ShardingError
 from meshwright.sharding.named import TensorSharding
+
+
+class Refusal(ShardingError):
+    """A program that a pass refuses; ``message`` is what Shardy says of it, in one line."""
+
+    def __init__(self, what: str, *, message: str, where: str = "", why: str = "", fix: str = "") -> None:
+        super().__init__(what, where=where, why=why, fix=fix)
+        self.message = message
 
 
 class Direction(enum.IntEnum):
@@ -159,11 +168,15 @@ class ProblemValue(NamedTuple):
 
 
 class ProblemBlock(NamedTuple):
-    """The only block of a region: its arguments, its nodes in order, and the values its terminator returns."""
+    """The only block of a region: its arguments, its nodes in order, and the values its terminator returns.
+
+    ``end`` is shown to people: the name of the terminator, and where it was written.
+    """
 
     arguments: tuple[int, ...]
     nodes: tuple[ProblemNode, ...]
     returns: tuple[int, ...]
+    end: tuple[str, str] = ("", "")
 
 
 class ProblemNode(NamedTuple):

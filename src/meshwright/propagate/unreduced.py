@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.errors import ShardingError
-from meshwright.propagate.graph import FunctionOp, Graph, GraphBlock, GraphOp, GraphValue, Known, inside_first
-from meshwright.propagate.problem import Kind
+from meshwright.propagate.graph import FunctionOp, Graph, GraphOp, GraphValue, Known, inside_first
+from meshwright.propagate.problem import Kind, Refusal
 from meshwright.sharding.axes import Axes, AxisRef
 
 _SUMMING = (Kind.CONSTRAINT, Kind.RESHARD, Kind.BARRIER)
@@ -59,31 +58,44 @@ def _check_op(op: GraphOp) -> None:
         if not kept:
             raise _lost(op, axis, by, across)
         if by not in kept:
-            raise ShardingError(
+            message = f"cannot change the reduction operator of kept unreduced axes from {by} to {kept[0]}."
+            raise Refusal(
                 f"{_name(op)} cannot make partial results of another kind of those over {axis}.",
                 where=_where(op),
                 why=f"its operand is to be combined by {by}, its result by {kept[0]}",
                 fix=f"sdy.reshard to the sharding without unreduced={{{axis}}} first",
+                message=f"'{_name(op)}' op {message}",
             )
     new = [axis for axis, _ in made if not any(other.contains(axis) for other, _ in given)]
     if across is not None and new:
-        raise ShardingError(
+        raise Refusal(
             f"{_name(op)} cannot leave its result unreduced over {new[0]}.",
             where=_where(op),
             why="it combines the values of devices, and its operand is not unreduced over that axis",
             fix=f"a sharding without unreduced={{{new[0]}}}",
+            message=f"'{_name(op)}' op cannot add new unreduced axis '{_plain(new[0])}'.",
         )
 
 
-def _lost(op: GraphOp, axis: AxisRef, by: str, across: str | None) -> ShardingError:
+_BLESSED = "without a blessed operation (e.g., sdy.reshard). This is an invalid transition from unreduced to reduced."
+
+
+def _plain(axis: AxisRef) -> str:
+    return str(axis).replace('"', "")
+
+
+def _lost(op: GraphOp, axis: AxisRef, by: str, across: str | None) -> Refusal:
     if across:
         why = f"it combines values by {across}, and its operand is to be combined by {by}"
+        message = f"cannot reduce '{by}' unreduced axes. Expected '{across}'."
     else:
         why = f"an operand of it is unreduced over {axis}, and no result is"
-    return ShardingError(
+        message = f"dropped unreduced axis '{_plain(axis)}' {_BLESSED}"
+    return Refusal(
         f"{_name(op)} loses the partial results over {axis}.",
         where=_where(op),
         why=why,
+        message=f"'{_name(op)}' op {message}",
         fix=f"sdy.reshard to the sharding without unreduced={{{axis}}} first",
     )
 
@@ -102,28 +114,31 @@ def _check_return(end: GraphOp) -> None:
     for number, (use, sharding) in enumerate(zip(end.operands, said, strict=True)):
         if sharding is not None:
             expected = [axis for axis in sharding.unreduced if axis.name not in manual]
-            _check_same(_seen(use.value)[0], expected, f"{name} returns as result {number}", end.parent)
+            ends, where = end.parent.end
+            place = f"'{ends}' op", f"at return value {number} {_BLESSED}", where
+            _check_same(_seen(use.value)[0], expected, f"{name} returns as result {number}", place)
 
 
 def _check_call(op: GraphOp, callee: FunctionOp) -> None:
-    assert op.parent is not None
     for use, argument in zip(op.operands, callee.block.arguments, strict=True):
         what = f"The call of {callee.name!r} has as operand {use.index}"
-        _check_same(_seen(use.value)[0], _seen(argument)[0], what, op.parent, op)
+        place = f"'{_name(op)}' op", f"at call argument {use.index}.", _where(op)
+        _check_same(_seen(use.value)[0], _seen(argument)[0], what, place)
     for value, sharding in zip(op.results, callee.result_shardings, strict=True):
         what = f"The call of {callee.name!r} has as result {value.index}"
-        _check_same(_seen(value)[0], sharding.unreduced if sharding is not None else (), what, op.parent, op)
+        place = f"'{_name(op)}' op", f"at call result {value.index}.", _where(op)
+        _check_same(_seen(value)[0], sharding.unreduced if sharding is not None else (), what, place)
 
 
-def _check_same(
-    found: Iterable[AxisRef], said: Iterable[AxisRef], what: str, block: GraphBlock, op: GraphOp | None = None
-) -> None:
+def _check_same(found: Iterable[AxisRef], said: Iterable[AxisRef], what: str, place: tuple[str, str, str]) -> None:
     found, said = set(found), set(said)
     if found != said:
-        parent = op or block.parent
-        raise ShardingError(
+        begins, ends, where = place
+        first = _plain(min(found ^ said, key=str))
+        raise Refusal(
             f"{what} a value that is unreduced over {_shown(found)}, where {_shown(said)} is said.",
-            where=_where(parent) if isinstance(parent, GraphOp) else "",
+            where=where,
+            message=f"{begins} has unreduced axes mismatch for '{first}' {ends}",
             why="partial results are combined by a reshard or a collective, and lost by anything else",
             fix="sdy.reshard between the two",
         )

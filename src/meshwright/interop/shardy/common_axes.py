@@ -126,7 +126,7 @@ def _greedily(split: SplitOp) -> Assignment:
                     left.append(one._replace(ways=total_size(one.axes) // total_size(best.axes)))
                 continue
             axes = prefix_without(one.axes, best.axes)
-            if total_size(axes) > total_size(found[one.factor]):
+            if axes != found[one.factor] and common_prefix(axes, found[one.factor]) == found[one.factor]:
                 left.append(one.cut(axes, total_size(axes)))
         candidates = left
     _spread_to_batches(split, found)

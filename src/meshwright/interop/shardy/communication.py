@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from meshwright.errors import MeshwrightError
@@ -92,10 +93,36 @@ def laid_out(like: TensorSharding, dims: Iterable[Axes], mesh: Any) -> TensorSha
     return TensorSharding.unchecked(mesh, closed, (), like.unreduced, like.reduction)
 
 
-def all_reduced(place: Any, value: Any, axes: Axes, sharding: TensorSharding) -> Any:
-    """A value summed over axes."""
+def all_reduced(place: Any, value: Any, axes: Axes, sharding: TensorSharding, combine: str = "sum") -> Any:
+    """A value summed over axes, or reduced in another way that the dialect has."""
     ordered = in_mesh_order(axes, list(sharding.mesh.shape))
-    return created(place, "all_reduce", value, sharding, reduction_axes=f"#sdy<axis_ref_list{listed(ordered)}>")
+    texts = {"reduction_axes": f"#sdy<axis_ref_list{listed(ordered)}>"}
+    if combine != "sum":
+        texts["reduction_op"] = f"{_REDUCTIONS[combine]} : i32"
+    return created(place, "all_reduce", value, sharding, **texts)
+
+
+_REDUCTIONS = {"max": 1, "min": 2}
+
+
+@cache
+def can_reduce(combine: str) -> bool:
+    """Whether the dialect that is installed has an all-reduce that combines in this way: older ones have sums only."""
+    from jaxlib.mlir import ir
+
+    if combine not in _REDUCTIONS:
+        return combine == "sum"
+    text = f"""sdy.mesh @m = <["x"=2]>
+        func.func @f(%a: tensor<8xf32>) -> tensor<8xf32> {{
+          %0 = sdy.all_reduce {combine} {{"x"}} %a out_sharding=<@m, [{{}}]> : tensor<8xf32>
+          return %0 : tensor<8xf32>
+        }}"""
+    with context():
+        try:
+            ir.Module.parse(text)
+        except ir.MLIRError:
+            return False
+    return True
 
 
 def resharded(place: Any, value: Any, sharding: TensorSharding) -> Any:

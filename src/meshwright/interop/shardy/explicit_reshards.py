@@ -13,13 +13,14 @@ from typing import Any
 from meshwright.core.factors import Factors
 from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.common_axes import SplitOp, common_axes
-from meshwright.interop.shardy.communication import all_reduced, created, laid_out, listed, resharded
+from meshwright.interop.shardy.communication import all_reduced, can_reduce, created, laid_out, listed, resharded
 from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules
 from meshwright.interop.shardy.problem_reader import place_of
 from meshwright.interop.shardy.value_shardings import ValueShardings, manual_axes, without_axes
 from meshwright.interop.stablehlo.context import Types, context, string
-from meshwright.propagate.problem import FactorRule
+from meshwright.interop.stablehlo.ops import COMBINATIONS, body_operation
+from meshwright.propagate.problem import FactorRule, Refusal
 from meshwright.propagate.project import project, shapes_of, unproject
 from meshwright.sharding.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
 from meshwright.sharding.dimension import DimensionSharding
@@ -44,7 +45,9 @@ def insert_reshards(module: Any, full: bool = False, rules_before: bool = False)
             if op.operation.name == "func.func"
         }
         for function in functions.values():
-            _Inserter(module, function, functions, full).run(rules_before)
+            inserter = _Inserter(module, function, functions, full)
+            inserter.check_function()
+            inserter.run(rules_before)
 
 
 def _inside_out(op: Any) -> Iterator[Any]:
@@ -63,6 +66,21 @@ class _Inserter:
         self._types = Types()
         self._rules = Rules(self._types)
         self._kept: dict[Any, Factors | None] = {}
+
+    def check_function(self) -> None:
+        """Refuse a function with an argument or a result on a single device: all devices run it."""
+        for side, word in (("arg_attrs", "argument"), ("res_attrs", "result")):
+            written = self._function.attributes.get(side)
+            for number, sharding in enumerate(self._known.of_function(self._function, side, 0) if written else ()):
+                message = f"'func.func' op function {word} {number} cannot have a single-device sharding attribute"
+                if sharding is not None and sharding.mesh.is_maximal:
+                    raise Refusal(
+                        f"The {word} {number} of a function is on a single device.",
+                        message=message,
+                        where=place_of(self._function),
+                        why=f"its sharding is {sharding}, and all devices run the function",
+                        fix="a sharding on a mesh of all devices",
+                    )
 
     def run(self, rules_before: bool) -> None:
         """Visit every op, those inside of others first."""
@@ -110,7 +128,12 @@ class _Inserter:
 
     def _call(self, op: Any) -> None:
         callee = self._functions[str(op.attributes["callee"]).removeprefix("@")]
-        for number, target in enumerate(self._known.of_function(callee, "arg_attrs", len(op.operands))):
+        targets = self._known.of_function(callee, "arg_attrs", len(op.operands))
+        given = next((target.mesh for target in targets if target is not None), None)
+        for number, target in enumerate(targets):
+            if target is None and given is not None:
+                source = self._known(op.operands[number])
+                target = None if source is None else _open(given, source.rank)
             self._bring(op, number, target, after_source=True, always=True)
 
     def _flow(self, op: Any) -> None:
@@ -169,12 +192,14 @@ class _Inserter:
             kept = rest if all(overlap([axis], new) for axis in rest) else ()
             dims.append((*after.axes, *kept))
             moved.append(kept)
-        middle = _with_sums(laid_out(target, dims, target.mesh), source.unreduced)
+        parts = tuple(DimensionSharding(axes, dim.is_open) for axes, dim in zip(dims, target.dims, strict=True))
+        middle = TensorSharding.unchecked(target.mesh, parts, (), source.unreduced, target.reduction)
         if not _same_placement(source, middle):
             value = resharded(place, value, middle)
         idle = difference(new, [axis for dim in moved for axis in dim])
         if idle:
-            middle = _with_sums(middle, in_mesh_order((*middle.unreduced, *idle), list(target.mesh.shape)))
+            unreduced = in_mesh_order((*middle.unreduced, *idle), list(target.mesh.shape))
+            middle = TensorSharding.unchecked(target.mesh, parts, target.replicated, unreduced, target.reduction)
             value = created(place, "replicated_to_unreduced", value, middle, axes=f"#sdy<axis_ref_list{listed(idle)}>")
         if any(moved):
             text = f"#sdy<list_of_axis_ref_lists[{', '.join(map(listed, moved))}]>"
@@ -219,9 +244,12 @@ class _Inserter:
         rule = self._rule(op)
         values = [*op.operands, *op.results]
         given = [self._known(value) for value in values]
-        mesh = _common_mesh(given)
+        mesh = _common_mesh([*given[len(op.operands) :], *given[: len(op.operands)]])
         if rule is None or mesh is None:
             return
+        combine = _combination(op, rule)
+        if not can_reduce(combine):  # what is reduced must be whole
+            rule = rule._replace(replicated=rule.replicated | rule.reduced, reduced=frozenset())
         shapes, operands = shapes_of(FactorRule.of(rule))
         whole = [s or _whole(mesh, len(shape.dims)) for s, shape in zip(given, shapes, strict=True)]
         sizes = [self._size(value) for value in values]
@@ -236,11 +264,12 @@ class _Inserter:
         for number in range(operands):
             if not _same_placement(whole[number], wanted[number]):
                 op.operands[number] = resharded(_before(op), op.operands[number], wanted[number])
-        self._reduce_results(op, rule, chosen, whole[operands:], wanted[operands:])
+        self._reduce_results(op, rule, chosen, whole[operands:], wanted[operands:], combine)
 
     def _reduce_results(
-        self, op: Any, rule: Factors, chosen: dict[int, Axes], before: list[TensorSharding], now: list[TensorSharding]
-    ) -> None:
+        self, op: Any, rule: Factors, chosen: dict[int, Axes], before: list[TensorSharding], now: list[TensorSharding],
+        combine: str = "sum",
+    ) -> None:  # fmt: skip
         from jaxlib.mlir import ir
 
         reduced = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in chosen[n]]
@@ -257,7 +286,7 @@ class _Inserter:
             uses = [(use.owner, use.operand_number) for use in result.uses]
             value = result
             if due:
-                value = all_reduced(place, value, merged(in_mesh_order(due, list(new.mesh.shape))), new)
+                value = all_reduced(place, value, merged(in_mesh_order(due, list(new.mesh.shape))), new, combine)
             if not _same_placement(old, new):
                 value = resharded(place, value, old)
             for owner, number in uses:
@@ -336,6 +365,20 @@ def _whole(mesh: Any, rank: int) -> TensorSharding:
     return TensorSharding.unchecked(mesh, (DimensionSharding(),) * rank)
 
 
+def _open(mesh: Any, rank: int) -> TensorSharding:
+    """The sharding of a value that nobody says anything about."""
+    return TensorSharding.unchecked(mesh, (DimensionSharding(is_open=True),) * rank)
+
+
+def _combination(op: Any, rule: Factors) -> str:
+    """How the parts of a reduced factor are combined; "" if no one op does that."""
+    if op.name == "stablehlo.reduce":
+        return COMBINATIONS.get(body_operation(op.regions[0]), "")
+    if op.name == "stablehlo.scatter" and len(op.results) == 1:
+        return COMBINATIONS.get(body_operation(op.regions[0]), rule.combine)
+    return rule.combine
+
+
 def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:
     return TensorSharding.unchecked(sharding.mesh, sharding.dims, sharding.replicated, unreduced, sharding.reduction)
 
@@ -356,8 +399,8 @@ def _same(one: TensorSharding | None, other: TensorSharding | None) -> bool:
 
 def _common_mesh(shardings: Sequence[TensorSharding | None]) -> Any:
     """The mesh that most are on; None if none is on one, or if two have different axes."""
-    known = [s.mesh for s in shardings if s is not None]
+    known = [s.mesh for s in shardings if s is not None and not s.mesh.empty]
     if not known or any(mesh.is_maximal or [*mesh.shape.items()] != [*known[0].shape.items()] for mesh in known):
         return None
-    ((name, _),) = Counter(mesh.name for mesh in known).most_common(1)
-    return next(mesh for mesh in known if mesh.name == name)
+    counts = Counter(mesh.name for mesh in known)
+    return max(known, key=lambda mesh: counts[mesh.name])

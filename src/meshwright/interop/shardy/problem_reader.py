@@ -129,7 +129,8 @@ class ModuleReader:
             arguments = [self._number(value) for value in block.arguments]
         *ops, end = [inner.operation for inner in block.operations]
         nodes = tuple(self._node(inner) for inner in ops)
-        return ProblemBlock(tuple(arguments), nodes, tuple(self._numbers[value] for value in end.operands))
+        returns = tuple(self._numbers[value] for value in end.operands)
+        return ProblemBlock(tuple(arguments), nodes, returns, (end.name, place_of(end) if self._names else ""))
 
     def _node(self, op: Any) -> ProblemNode:
         name = op.name

@@ -51,6 +51,20 @@ def parse_module(text: str, file: str = "") -> ir.Module:
             raise _parse_error(error, text, file) from None
 
 
+def plain_module(text: str, allow_unregistered: bool) -> ir.Module:
+    """Read a module as MLIR's own tools do: an error is MLIR's; an op of an unknown dialect is one unless allowed."""
+    within = context()
+    check_text(text, "")
+    from jaxlib.mlir import ir
+
+    with within:
+        within.allow_unregistered_dialects = allow_unregistered
+        try:
+            return ir.Module.parse(text)
+        finally:
+            within.allow_unregistered_dialects = True
+
+
 def verify_module(module: Any, when: str) -> None:
     """Refuse a module that breaks a rule of its dialects: what a pass printed could not be read again."""
     from jaxlib.mlir import ir
