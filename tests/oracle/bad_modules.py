@@ -59,7 +59,8 @@ PLACES = {
   return %0 : T
 }""",
     "one of two results": """func.func @f(%a: T) -> T {
-  %0:2 = stablehlo.custom_call @k(%a) {sdy.sharding = #sdy.sharding_per_value<[<@m, [{}, {}]>, SHARDING]>} : (T) -> (T, T)
+  %0:2 = stablehlo.custom_call @k(%a)
+      {sdy.sharding = #sdy.sharding_per_value<[<@m, [{}, {}]>, SHARDING]>} : (T) -> (T, T)
   return %0#0 : T
 }""",
     "a constraint": "func.func @f(%a: T) -> T {\n  %0 = sdy.sharding_constraint %a SHARDING : T\n  return %0 : T\n}",
@@ -107,9 +108,11 @@ WRONG_RULES = [
     "([i])->([i, j]) {i=8, j=8}", "([i, j])->([i]) {i=8, j=8}", "([i, i])->([i, i]) {i=8}",
     "([i, j], [i, j])->([i, j]) {i=8, j=8}", "([i, j])->([i, j], [i, j]) {i=8, j=8}", "([i, j])->([i, j]) {i=8}",
     "([i, j])->([i, j]) {i=8, j=8, k=2}", "([i, j])->([i, j]) {i=8, j=8} reduction={k}",
-    "([i, j])->([i, j]) {i=8, j=8} reduction={j}", "([i, j])->([i, k]) {i=8, j=8, k=8} reduction={j} need_replication={j}",
+    "([i, j])->([i, j]) {i=8, j=8} reduction={j}",
+    "([i, j])->([i, k]) {i=8, j=8, k=8} reduction={j} need_replication={j}",
     "([i, j])->([i, j]) {i=8, j=8} need_replication={j, i}", "([i, j])->([i, j]) {i=8, j=8} need_replication={i, i}",
-    "([i, j])->([i, j]) {i=8, j=8} permutation={j, i}", "([i, j])->([i, j]) {i=8, j=8} permutation={i} need_replication={i}",
+    "([i, j])->([i, j]) {i=8, j=8} permutation={j, i}",
+    "([i, j])->([i, j]) {i=8, j=8} permutation={i} need_replication={i}",
     "([i, j])->([i, j]) {i=8, j=8} need_replication={i} permutation={i}",
     "([i, j])->([i, j]) {i=8, j=8} blocked_propagation={j, i}", "([ik, j])->([ik, j]) {i=8, j=8, k=1}",
     "([i, j])->([i, j]) {i=8, j=8} blocked_propagation={k}", "()->([i, j]) {i=8, j=8}", "([i, j])->() {i=8, j=8}",

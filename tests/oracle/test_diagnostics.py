@@ -97,7 +97,8 @@ func.func private @f(%x: V) -> V {{
   return %0 : V
 }""",
     f"""func.func @main(%x: V {PARTIAL}) -> V {{
-  %1 = sdy.named_computation<"f">(%x) in_shardings=[<@m, [{{}}], unreduced={{"y"}}>] out_shardings=[<@m, [{{}}]>] (%i: V) {{
+  %1 = sdy.named_computation<"f">(%x) in_shardings=[<@m, [{{}}], unreduced={{"y"}}>]
+      out_shardings=[<@m, [{{}}]>] (%i: V) {{
     sdy.return %i : V
   }} : (V) -> V
   return %1 : V
