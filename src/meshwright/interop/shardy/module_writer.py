@@ -191,8 +191,9 @@ class ModuleWriter:
         for node in block.nodes:
             self._node(node, place)
         returned = [self._values[number] for number in block.returns]
-        location = original.operations[len(original.operations) - 1].location if original is not None else None
-        ir.Operation.create(end, operands=returned, loc=location, ip=place)
+        last = original.operations[len(original.operations) - 1].operation if original is not None else None
+        location, attributes = (None, {}) if last is None else (last.location, dict(last.attributes.items()))
+        ir.Operation.create(end, operands=returned, attributes=attributes, loc=location, ip=place)
 
     def _node(self, node: ProblemNode, place: Any) -> None:
         operands = [self._values[number] for number in node.operands]

@@ -11,6 +11,8 @@ from meshwright.interop.shardy.explicit_reshards import insert_reshards
 from meshwright.interop.shardy.mesh_passes import drop_shardings_and_meshes, inline_meshes
 from meshwright.interop.shardy.module_walk import RULE, Rules, walk
 from meshwright.interop.shardy.module_writer import write_module
+from meshwright.interop.shardy.order_free import PASS as ORDER_FREE
+from meshwright.interop.shardy.order_free import propagate_in_any_order
 from meshwright.interop.shardy.pass_options import PassCall, parse_pass
 from meshwright.interop.shardy.problem_reader import ModuleReader
 from meshwright.interop.shardy.sharding_rules import read_rule, rule_text
@@ -100,7 +102,7 @@ class Passed(NamedTuple):
 
 def pass_names() -> tuple[str, ...]:
     """Every pass and pipeline there is."""
-    first = (*STRATEGIES, "sdy-propagation-pipeline", *IN_PLACE)
+    first = (*STRATEGIES, "sdy-propagation-pipeline", ORDER_FREE, *IN_PLACE)
     return (*first, *sorted({*PASSES, *PIPELINES}.difference(first)))
 
 
@@ -140,7 +142,12 @@ def apply_passes(module: Any, passes: Sequence[str], names: bool = False) -> Pas
             call = waiting.pop(0)
             IN_PLACE[call.name](module, call)
             continue
-        stop = next((n for n, call in enumerate(waiting) if call.name in IN_PLACE), len(waiting))
+        if waiting[0].name == ORDER_FREE:
+            waiting.pop(0)
+            module, answer = _in_any_order(module, warnings, names)
+            continue
+        alone = (*IN_PLACE, ORDER_FREE)
+        stop = next((n for n, call in enumerate(waiting) if call.name in alone), len(waiting))
         stop = next((n + 1 for n, call in enumerate(waiting[:stop]) if call.options), stop)
         module, answer = _propagated(module, waiting[:stop], warnings, names)
         del waiting[:stop]
@@ -171,6 +178,15 @@ def _propagated(module: Any, calls: Sequence[PassCall], warnings: list[str], nam
         _clean(new)
     if any(name in STRATEGIES for name in single) and not keeps_rules:
         drop_rules(new)
+    return new, answer
+
+
+def _in_any_order(module: Any, warnings: list[str], names: bool) -> tuple[Any, Answer]:
+    reader = ModuleReader(module, names)
+    answer = propagate_in_any_order(reader.read(), lambda answer: write_module(module, answer.problem))
+    warnings += [text for text in (*reader.warnings, *answer.told) if text not in warnings]
+    new = write_module(module, answer.problem)
+    drop_rules(new)
     return new, answer
 
 
