@@ -86,8 +86,8 @@ def _as_written(graph: Graph, problem: Problem) -> None:
             for inner in op.blocks:
                 visit(inner)
 
-    for function in graph.functions:
-        visit(function.block)
+    for changed in graph.functions:
+        visit(changed.block)
 
 
 def moved_by(module: Any) -> Moved:
@@ -118,7 +118,7 @@ def moved_by(module: Any) -> Moved:
     return Moved(received, count)
 
 
-# Bytes that a device receives, of its part before and after; over an axis of n devices a (n-1)/n part of some is its own.
+# Bytes that a device receives, of its part before and after; what it keeps of its own part is not taken off.
 _RECEIVED: dict[str, Callable[[float, float], float]] = {
     "all_gather": lambda before, after: after - before,
     "all_to_all": lambda before, after: before,
