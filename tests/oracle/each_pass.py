@@ -30,6 +30,8 @@ _ON_FUNCTIONS = frozenset({
 ALONE = (
     "sdy-basic-propagate", "sdy-aggressive-propagate", "sdy-op-priority-propagate", "sdy-user-priority-propagate",
     "sdy-basic-propagate{conservative-propagation=true}", "sdy-aggressive-propagate{propagation-strategy=basic}",
+    "sdy-import-func-calls{add-data-flow-edges-on-named-computations=false}",
+    "sdy-unflatten-call-graph{dedup-functions-fully=true}", "sdy-remove-propagation-debug-info",
     "sdy-import-pipeline", "sdy-reshard-to-collectives", "sdy-reshard-to-collectives{keep-redundant-reshards=true}",
     "sdy-populate-op-sharding-rules", "sdy-drop-sharding-rules", "sdy-drop-sharding-and-mesh", "sdy-inline-meshes",
     "sdy-lift-inlined-meshes", "sdy-add-data-flow-edges", "sdy-add-func-data-flow-edges",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from math import gcd
@@ -281,16 +282,25 @@ def _bound_axes(op: GraphOp) -> tuple[str, ...]:
     return found
 
 
-def unflatten_calls(graph: Graph) -> None:
-    """Functions that came from one, with equal shardings, are one again; none knows any more where it came from."""
+def unflatten_calls(graph: Graph, fully: bool = False) -> None:
+    """Functions that came from one, with equal shardings, are one again; none knows any more where it came from.
+
+    ``fully``: whatever their shardings; the one that is called most is kept.
+    """
     functions = {function.name: function for function in graph.functions}
     chosen: dict[object, str] = {}
+    if fully:
+        called = Counter(op.callee for op in graph.walk() if op.kind is Kind.CALL)
+        for name, _ in sorted(called.items(), key=lambda item: -item[1]):
+            chosen.setdefault((functions[name].known_as, functions[name].manual_axes), name)
     for function in graph.functions:
         for op in walk(function.block):
             if op.kind is Kind.CALL:
                 callee = functions[op.callee]
                 arguments = tuple(value.sharding for value in callee.block.arguments)
-                key = (callee.known_as, callee.manual_axes, arguments, tuple(callee.result_shardings))
+                key: tuple[object, ...] = (callee.known_as, callee.manual_axes)
+                if not fully:
+                    key = (*key, arguments, tuple(callee.result_shardings))
                 op.callee = chosen.setdefault(key, op.callee)
     for function in graph.functions:
         function.original_name = ""

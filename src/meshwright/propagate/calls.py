@@ -79,8 +79,8 @@ def sink_function_edges(graph: Graph) -> None:
     graph.sweep()
 
 
-def import_calls(graph: Graph) -> None:
-    """Put each function in the place of its calls, as named computations."""
+def import_calls(graph: Graph, edges: bool = True) -> None:
+    """Put each function in the place of its calls, as named computations, with ``edges`` or without."""
     functions = {function.name: function for function in graph.functions}
     called: set[str] = set()
     left = Counter(op.callee for op in graph.walk() if op.kind is Kind.CALL)
@@ -91,7 +91,7 @@ def import_calls(graph: Graph) -> None:
                 left[op.callee] -= 1
                 _import_call(graph, op, functions[op.callee], is_last=not left[op.callee])
     graph.functions = [function for function in graph.functions if function.name not in called]
-    for op in list(graph.walk()):
+    for op in list(graph.walk()) if edges else ():
         if op.kind is Kind.NAMED and op.results and op.results[0].edge is None:
             add_edges_of(graph, op)
 

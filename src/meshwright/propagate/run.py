@@ -77,6 +77,7 @@ _EXPORT = (
     "sdy-verify-unreduced-axes",
 )
 
+_FULLY = "dedup-functions-fully"
 PIPELINES: Mapping[str, tuple[str, ...]] = {
     "sdy-import-pipeline": _IMPORT,
     "sdy-export-pipeline": _EXPORT,
@@ -94,6 +95,21 @@ PIPELINES: Mapping[str, tuple[str, ...]] = {
         "sdy-user-priority-propagate",
         "sdy-export-named-computations",
         "sdy-propagate-to-func-results",
+        "sdy-unflatten-call-graph",
+        "symbol-dce",
+        "sdy-insert-func-call-reshards",
+        *_EXPORT,
+    ),
+    # The same where functions are never copied: one of each serves all its calls.
+    f"sdy-propagation-pipeline{{{_FULLY}=true}}": (
+        *_IMPORT,
+        "sdy-apply-sharding-constraints",
+        "sdy-sharding-group-import",
+        "sdy-add-func-data-flow-edges",
+        "sdy-pre-order-funcs",
+        "sdy-user-priority-propagate",
+        "sdy-propagate-to-func-results",
+        "sdy-sink-func-data-flow-edges",
         "sdy-unflatten-call-graph",
         "symbol-dce",
         "sdy-insert-func-call-reshards",
@@ -124,11 +140,14 @@ class Options(NamedTuple):
     """How a pass propagates.
 
     ``conservative``: nothing is ever sharded over a part of an axis. ``strategy``: what a step does about conflicts,
-    ``aggressive`` (each tensor takes what it can), ``basic`` (what all agree on), or one after the other.
+    ``aggressive`` (each tensor takes what it can), or ``basic`` (what all agree on). ``fully``: copies of a function
+    become one whatever their shardings. ``edges``: computations that were calls have data-flow edges.
     """
 
     conservative: bool = False
     strategy: str = "aggressive"
+    fully: bool = False
+    edges: bool = True
 
 
 def run(
@@ -164,6 +183,10 @@ def _run_pass(answer: Answer, name: str, how: Options) -> None:
         answer.events += propagation.events
         answer.told += propagation.told
         answer.steps += propagation.different_steps
+    elif name == "sdy-unflatten-call-graph":
+        after.unflatten_calls(answer.graph, how.fully)
+    elif name == "sdy-import-func-calls":
+        calls.import_calls(answer.graph, how.edges)
     elif name in PASSES:
         PASSES[name](answer.graph)
     else:

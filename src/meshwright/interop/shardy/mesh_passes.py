@@ -39,6 +39,23 @@ def drop_shardings_and_meshes(module: Any) -> None:
         _erase_meshes(module, lambda name: not re.search(rf"<@{re.escape(name)}[,>]", text))
 
 
+_DEBUG_INFO = ("sdy.sharding_origins", "sdy.sharding_origin_name", "sdy.propagation_edges")
+
+
+def remove_debug_info(module: Any) -> None:
+    """Take off what propagation wrote for those who look for where shardings came from."""
+    from jaxlib.mlir import ir
+
+    with context():
+        for op in walk(module.operation):
+            for name in _DEBUG_INFO:
+                if name in op.attributes:
+                    del op.attributes[name]
+            for key in _ON_FUNCTIONS if op.name == "func.func" else ():
+                for name in _DEBUG_INFO:
+                    _change_dictionaries(op, key, ir, None, name)
+
+
 def _erase_meshes(module: Any, is_gone: Callable[[str], bool] = lambda name: True) -> None:
     for op in [op.operation for op in module.body.operations if op.operation.name == "sdy.mesh"]:
         if is_gone(string(op.attributes["sym_name"])):
@@ -72,17 +89,17 @@ def _change(module: Any, change: Callable[[TensorSharding], TensorSharding]) -> 
                 op.attributes[key] = changed(attribute)
 
 
-def _change_dictionaries(op: Any, key: str, ir: Any, change: Callable[[Any], Any] | None) -> None:
-    """Change the shardings of the arguments or results of a function, or take them off."""
+def _change_dictionaries(op: Any, key: str, ir: Any, change: Callable[[Any], Any] | None, name: str = SHARDING) -> None:
+    """Change an attribute of the arguments or results of a function, or take it off."""
     attribute = op.attributes.get(key)
     if attribute is None:
         return
     new = []
     for part in ir.ArrayAttr(attribute):
         entries = {item.name: item.attr for item in ir.DictAttr(part)}
-        sharding = entries.pop(SHARDING, None)
-        if sharding is not None and change is not None:
-            entries[SHARDING] = change(sharding)
+        found = entries.pop(name, None)
+        if found is not None and change is not None:
+            entries[name] = change(found)
         new.append(ir.DictAttr.get(entries))
     if any(len(entry) for entry in new):
         op.attributes[key] = ir.ArrayAttr.get(new)

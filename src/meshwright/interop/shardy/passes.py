@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.communication import reshards_to_collectives
 from meshwright.interop.shardy.explicit_reshards import insert_reshards
-from meshwright.interop.shardy.mesh_passes import drop_shardings_and_meshes, inline_meshes
+from meshwright.interop.shardy.mesh_passes import drop_shardings_and_meshes, inline_meshes, remove_debug_info
 from meshwright.interop.shardy.module_walk import RULE, Rules, walk
 from meshwright.interop.shardy.module_writer import write_module
 from meshwright.interop.shardy.order_free import PASS as ORDER_FREE
@@ -65,6 +65,7 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
     "sdy-drop-sharding-rules": lambda module, call: drop_rules(module),
     "sdy-insert-explicit-reshards": _insert_reshards,
     "sdy-reshard-to-collectives": lambda module, call: reshards_to_collectives(module, call.flag(_REDUNDANT)),
+    "sdy-remove-propagation-debug-info": lambda module, call: remove_debug_info(module),
     "sdy-inline-meshes": lambda module, call: inline_meshes(module),
     "sdy-drop-sharding-and-mesh": lambda module, call: drop_shardings_and_meshes(module),
     "canonicalize": _by_mlir("canonicalize"),
@@ -72,19 +73,26 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
     "inline": _by_mlir("inline"),
     "symbol-dce": _by_mlir("symbol-dce"),
 }
-_STRATEGY = (_KEEP, _CONSERVATIVE)
+_FULLY, _NAMED_EDGES = "dedup-functions-fully", "add-data-flow-edges-on-named-computations"
+_STRATEGY = {
+    **dict.fromkeys((_KEEP, _CONSERVATIVE), ("true", "false")),
+    **dict.fromkeys(("debug-sharding-origins", "debug-propagation-edge-sharding"), ("false",)),
+}
 # The options of each pass, which are flags unless their values are listed.
 OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "sdy-basic-propagate": dict.fromkeys(_STRATEGY, ("true", "false")),
+    "sdy-basic-propagate": _STRATEGY,
     **{
         name: {
-            **dict.fromkeys(_STRATEGY, ("true", "false")),
+            **_STRATEGY,
             "propagation-strategy": ("aggressive", "basic"),
         }
         for name in ("sdy-aggressive-propagate", "sdy-op-priority-propagate", "sdy-user-priority-propagate")
     },
     "sdy-populate-op-sharding-rules": {_CONSERVATIVE: ("true", "false")},
     "sdy-insert-explicit-reshards": {"enable-full-version": ("true", "false")},
+    "sdy-propagation-pipeline": {_FULLY: ("true", "false")},
+    "sdy-unflatten-call-graph": {_FULLY: ("true", "false")},
+    "sdy-import-func-calls": {_NAMED_EDGES: ("true", "false")},
     "sdy-reshard-to-collectives": {_REDUNDANT: ("true", "false")},
 }
 _SPLITTER = "sdy-constant-or-scalar-splitter"
@@ -103,7 +111,8 @@ class Passed(NamedTuple):
 def pass_names() -> tuple[str, ...]:
     """Every pass and pipeline there is."""
     first = (*STRATEGIES, "sdy-propagation-pipeline", ORDER_FREE, *IN_PLACE)
-    return (*first, *sorted({*PASSES, *PIPELINES}.difference(first)))
+    pipelines = {name for name in PIPELINES if "{" not in name}
+    return (*first, *sorted({*PASSES, *pipelines}.difference(first)))
 
 
 def checked_pass(text: str) -> PassCall:
@@ -156,7 +165,7 @@ def apply_passes(module: Any, passes: Sequence[str], names: bool = False) -> Pas
 
 
 def _propagated(module: Any, calls: Sequence[PassCall], warnings: list[str], names: bool) -> tuple[Any, Answer]:
-    passes = [call.name for call in calls]
+    passes = [_pipeline(call) for call in calls]
     single = [one for name in passes for one in PIPELINES.get(name, (name,))]
     keeps_rules = any(call.flag(_KEEP) for call in calls)
     if keeps_rules:
@@ -190,9 +199,15 @@ def _in_any_order(module: Any, warnings: list[str], names: bool) -> tuple[Any, A
     return new, answer
 
 
+def _pipeline(call: PassCall) -> str:
+    """The pass, or that one of two pipelines which an option asks for."""
+    full = f"{call.name}{{{_FULLY}=true}}"
+    return full if call.flag(_FULLY) and full in PIPELINES else call.name
+
+
 def _options(call: PassCall) -> Options:
     strategy = call.options.get("propagation-strategy", "aggressive")
-    return Options(conservative=call.flag(_CONSERVATIVE), strategy=strategy)
+    return Options(call.flag(_CONSERVATIVE), strategy, call.flag(_FULLY), call.flag(_NAMED_EDGES, True))
 
 
 def _clean(module: Any) -> None:
