@@ -340,5 +340,5 @@ def equivalent(one: Known | None, other: Known | None) -> bool:
     if one is None or other is None:
         left = one or other
         return left is None or not any(dim.axes for dim in left.dims)
-    axes = ([dim.axes for dim in sharding.dims] for sharding in (one, other))
-    return one.mesh == other.mesh and next(axes) == next(axes)
+    left, right = ([dim.axes for dim in sharding.dims] for sharding in (one, other))
+    return left == right and (one.mesh == other.mesh or not any(left))

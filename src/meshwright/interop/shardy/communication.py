@@ -12,7 +12,7 @@ from meshwright.interop.shardy.problem_reader import place_of
 from meshwright.interop.shardy.reshard_collectives import Move, collectives
 from meshwright.interop.shardy.value_shardings import ValueShardings
 from meshwright.interop.stablehlo.context import context
-from meshwright.sharding.axes import Axes, AxisRef, difference, in_mesh_order
+from meshwright.sharding.axes import Axes, AxisRef, difference, in_mesh_order, total_size
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.named import TensorSharding
 
@@ -55,12 +55,15 @@ def _replace(op: Any, written: TensorSharding | None, known: ValueShardings, kee
     if target.mesh.is_maximal or source.mesh.is_maximal:
         return
     before, after = ([dim.axes for dim in s.dims] for s in (source, target))
+    same = before == after
+    held = {axis for axes in before for axis in axes}
+    after = [_without_ones(axes, held) for axes in after]
     if [*source.mesh.shape.items()] != [*target.mesh.shape.items()]:
         if any(after):
             return
         target = laid_out(target, after, source.mesh)
     other = source.mesh.order != target.mesh.order
-    if keep_redundant and before == after and source.unreduced == target.unreduced and not (other and any(before)):
+    if keep_redundant and same and source.unreduced == target.unreduced and not (other and any(before)):
         return
     op.operands[0] = _before_barriers(op.operands[0])
     value = _summed(op, place, source, target)
@@ -71,6 +74,12 @@ def _replace(op: Any, written: TensorSharding | None, known: ValueShardings, kee
         value = _insert(place, value, move, laid_out(target, move.dims, mesh))
     op.results[0].replace_all_uses_with(value)
     op.erase()
+
+
+def _without_ones(axes: Axes, held: set[AxisRef]) -> Axes:
+    """The axes of a dim without new ones of size 1, if these are all that is new: they split nothing."""
+    new = [axis for axis in axes if axis not in held]
+    return axes if total_size(new) > 1 else tuple(axis for axis in axes if axis in held)
 
 
 def _summed(op: Any, place: Any, source: TensorSharding, target: TensorSharding) -> Any:

@@ -27,7 +27,7 @@ class Diagnostic(NamedTuple):
     message: str
 
 
-class Expected(NamedTuple):
+class ExpectedDiagnostic(NamedTuple):
     """A message that a comment expects, and the line of that comment."""
 
     kind: str
@@ -91,7 +91,7 @@ _COMMENT = re.compile(
 )
 
 
-def expected_in(text: str) -> list[Expected]:
+def expected_in(text: str) -> list[ExpectedDiagnostic]:
     """The messages that the comments of a module expect."""
     lines = text.splitlines()
 
@@ -113,7 +113,9 @@ def expected_in(text: str) -> list[Expected]:
                 at = next_plain(number, -1 if place == "above" else 1)
             elif place:
                 at = number + int(place)
-            found.append(Expected(kind, None if at is None else at + 1, message, pattern is not None, number + 1))
+            found.append(
+                ExpectedDiagnostic(kind, None if at is None else at + 1, message, pattern is not None, number + 1)
+            )
     return found
 
 
