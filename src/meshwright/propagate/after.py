@@ -340,5 +340,5 @@ def equivalent(one: Known | None, other: Known | None) -> bool:
     if one is None or other is None:
         left = one or other
         return left is None or not any(dim.axes for dim in left.dims)
-    left, right = ([dim.axes for dim in sharding.dims] for sharding in (one, other))
-    return left == right and (one.mesh == other.mesh or not any(left))
+    axes, others = ([dim.axes for dim in sharding.dims] for sharding in (one, other))
+    return axes == others and (one.mesh == other.mesh or not any(axes))
