@@ -77,8 +77,8 @@ class TracedBounds:
         parts = [s.data if s.zero >= level else 1 for level in (3, 2, 1)]
         fixed = held["parameters"] / parts[0] + held["states"] / parts[2]
         whole = share * s.pipeline  # of all stages
-        if s.recompute == "matmuls":
-            kept = whole * self.nbytes_of["matmuls"]
+        if s.recompute == "matmuls":  # split in another way, which more samples may call for, less is kept
+            kept = 0.0
         elif s.keeps_inputs:
             kept = whole * self.inputs * (not s.on_host)
         else:
