@@ -173,6 +173,14 @@ case("einsum", normal(2, 3, 4), normal(4, 5, 2))(lambda a, b: jnp.einsum("bij,jk
 case("triangular", normal(4, 4), normal(4, 2))(
     lambda a, b: jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(positive(a)), b, lower=True)
 )
+case("solve", normal(4, 4), normal(4, 2))(
+    lambda a, b: jnp.linalg.solve(positive(a), b) + jnp.linalg.inv(positive(a))[:, :2]
+)
+case("determinant", normal(4, 4))(lambda a: jnp.linalg.slogdet(positive(a))[1] + jnp.linalg.det(a))
+case("eigenvalues", normal(4, 4))(lambda a: jnp.linalg.eigh(positive(a))[0])
+case("QR", normal(4, 3))(lambda a: jnp.abs(jnp.linalg.qr(a)[1]))
+case("singular values", normal(4, 3))(lambda a: jnp.linalg.svd(a, compute_uv=False) + jnp.linalg.pinv(a).sum())
+case("matrix exponential", normal(3, 3))(jax.scipy.linalg.expm)
 case("conjugate gradients", normal(4, 4), normal(4))(
     lambda a, b: jax.scipy.sparse.linalg.cg(lambda v: positive(a) @ v, b)[0]
 )

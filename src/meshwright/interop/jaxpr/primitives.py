@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 
 from meshwright import lax
+from meshwright import numpy as mnp
 from meshwright.core.op import REGISTRY
+from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
+from meshwright.errors import MeshwrightError
 
 Rule = Callable[..., Any]
 
@@ -225,6 +228,39 @@ def _triangular_solve(a: Value, b: Value, **flags: Any) -> Any:
     return REGISTRY["triangular_solve"](a, b, **{name: bool(flag) for name, flag in flags.items()})
 
 
+def _qr(x: Value, full_matrices: bool, **params: Any) -> Any:
+    if params.get("pivoting"):
+        raise MeshwrightError(
+            "JAX's qr with pivoting cannot become part of a program.",
+            where=here(),
+            why="there is no factorization here that permutes columns",
+            fix="jnp.linalg.qr(x), without pivoting=True",
+        )
+    return REGISTRY["qr"](x, full=bool(full_matrices))
+
+
+def _eigh(x: Value, lower: bool, **_: Any) -> Any:
+    """Vectors and values of the matrix whose half is given; the other half may hold anything."""
+    half, rest = (mnp.tril(x), mnp.tril(x, -1)) if lower else (mnp.triu(x), mnp.triu(x, 1))
+    return REGISTRY["eigh"](half + mnp.conj(mnp.swapaxes(rest, -1, -2)))
+
+
+def _svd(x: Value, full_matrices: bool, compute_uv: bool, **_: Any) -> Any:
+    return REGISTRY["svd"](x, full=bool(full_matrices), vectors=bool(compute_uv))
+
+
+def _eig(x: Value, compute_left_eigenvectors: bool, compute_right_eigenvectors: bool, **_: Any) -> Any:
+    if compute_left_eigenvectors:
+        raise MeshwrightError(
+            "JAX's eig cannot become part of a program.",
+            where=here(),
+            why="it asks for left eigenvectors",
+            fix="jnp.linalg.eig(x)",
+        )
+    values, vectors = REGISTRY["eig"](x)
+    return (values, vectors) if compute_right_eigenvectors else (values,)
+
+
 def _total_order(compare: str) -> Rule:
     """A comparison in which -0 is below 0 and every NaN has its place: that of the bits, read as integers."""
 
@@ -296,6 +332,11 @@ RULES: dict[str, Rule] = {
     "triangular_solve": _triangular_solve,
     "polygamma": lambda order, x: lax.polygamma(order, x),
     **{f"{name}_to": _total_order(name) for name in ("eq", "le", "lt")},
+    "lu": lambda x, **_: tuple(REGISTRY["lu"](x)),
+    "qr": _qr,
+    "eigh": _eigh,
+    "svd": _svd,
+    "eig": _eig,
     "cholesky": lambda x, **_: REGISTRY["cholesky"](x),
     "threefry2x32": lambda *xs: tuple(REGISTRY["threefry2x32"](*together(*xs))),
 }  # fmt: skip
