@@ -60,8 +60,8 @@ def _is_public(owner: str, name: str, value: Any) -> bool:
     """Whether a name is the module's own, and not one that the module happens to import."""
     if name.startswith("_") or name == "annotations":
         return False
-    if isinstance(value, ModuleType):
-        return value.__name__ == f"{owner}.{name}"
+    if isinstance(value, ModuleType):  # which is there once somebody has imported it
+        return False
     if owner == "jax.experimental.multihost_utils":  # which imports by short names what it uses, and defines rules
         own = getattr(value, "__module__", None) == owner
         return own and not name.endswith(("_impl", "_abstract_eval", "_batcher"))
