@@ -31,7 +31,6 @@ class TracedBounds:
         on = model.on(costs, rows, tensor, True)
         sums = sums_of(sequence_of(on.units, on.exposed), 1)
         self.seconds_of = [float(x) for x in sums.seconds[0]]
-        self.cheap = float(sums.cheap[0])
         self.nbytes_of = {name: float(array[0]) for name, array in sums.nbytes.items()}
         self.nbytes_of["states"] += self.nbytes_of["parameters"] * state_bytes / 4
         self.inputs, self.again = float(sums.inputs[0]), float(sums.again[0])
@@ -58,7 +57,7 @@ class TracedBounds:
         share, parts = self.share(s), self.parts(s)
         forward = share * self.seconds_of[FORWARD]
         back = share * (self.seconds_of[BACKWARD] + self.seconds_of[WEIGHTS])
-        again = share * self.cheap if s.recompute == "matmuls" else forward if s.keeps_inputs else 0.0
+        again = forward if s.keeps_inputs else 0.0  # and what is not of matmuls, which may be less in another split
         gradients, parameters = (self.nbytes_of[name] / parts for name in ("gradients", "parameters"))
         each = forward + back + again
         update = self.seconds_of[TAIL] / parts / (s.data if s.zero else 1)
