@@ -26,8 +26,8 @@ class MeshwrightError(Exception):
         return "\n".join(lines)
 
 
-class ShapeError(MeshwrightError, TypeError):
-    """Shapes or dtypes that an operation cannot take."""
+class ShapeError(MeshwrightError, TypeError, ValueError):
+    """Shapes or dtypes that an operation cannot take: for some of them JAX raises the one, for some the other."""
 
 
 class VarianceError(ShapeError):
@@ -38,12 +38,20 @@ class IndexingError(MeshwrightError, IndexError):
     """An index that an array does not have."""
 
 
-class TreeError(MeshwrightError, TypeError):
+class TreeError(MeshwrightError, TypeError, ValueError):
     """A pytree of the wrong structure."""
 
 
 class TracerError(MeshwrightError, TypeError):
     """A traced value used where only a concrete one can be."""
+
+
+class StaticError(MeshwrightError, ValueError):
+    """A static argument that cannot be one."""
+
+
+class DonatedError(MeshwrightError, RuntimeError):
+    """An array used after its memory was given away."""
 
 
 class DifferentiationError(MeshwrightError, TypeError):

@@ -33,7 +33,7 @@ from meshwright.core.source import Source, here, traced_apart, traced_source
 from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.chunks import Repeated
-from meshwright.errors import MeshError, MeshwrightError
+from meshwright.errors import MeshError, MeshwrightError, StaticError
 
 Function = Callable[..., Any]
 Static = tuple[int | str, type, Any]  # a place, and the value with its type: 1, 1.0 and True differ
@@ -232,7 +232,7 @@ class Jitted:
             try:
                 hash(value)
             except TypeError:
-                raise MeshwrightError(
+                raise StaticError(
                     f"The static argument {place!r} cannot be hashed: its type is {type(value).__name__}.",
                     where=here(),
                     why="a static argument is part of the key under which the compiled function is kept",

@@ -24,7 +24,7 @@ from meshwright.core.linearity import Does
 from meshwright.core.program import Atom, Eqn, Literal, Params, Program, Var, operand_types
 from meshwright.core.source import Source, forget_frames, here, traced_source, user_call
 from meshwright.core.types import Shape, TensorType, Variance, union
-from meshwright.errors import MeshwrightError, ShapeError, TracerError, VarianceError
+from meshwright.errors import DonatedError, MeshwrightError, ShapeError, TracerError, VarianceError
 
 if TYPE_CHECKING:
     from meshwright.arrays.placement import Placed
@@ -90,7 +90,7 @@ class Array(Value):
     def data(self) -> Any:
         """The contents, of a partial sum the sum; an error after the array was donated."""
         if self._data is None:
-            raise MeshwrightError(
+            raise DonatedError(
                 f"This array {self.type} was donated to a jitted function and no longer has contents.",
                 where=here(),
                 why="donate_argnums lets the function overwrite its argument",
