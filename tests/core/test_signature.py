@@ -167,7 +167,7 @@ def other_values(value: Any) -> Iterator[Any]:
 
 
 # Nothing in these equations says how many operands the Python function takes that they name.
-ANY_NUMBER = ("custom_vjp_tangents", "pallas_call")
+ANY_NUMBER = ("custom_vjp_tangents", "pallas_call", "debug_callback", "io_callback", "pure_callback")
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))

@@ -143,6 +143,11 @@ RARE = (
     "  e: f32[8,2@x] = sharding_constraint c out_sharding=(P(None, 'x'), (('x', 2), ('y', 4))) spec=P(None, 'x')\n"
     "  f: f32[8@x] = reduce_sum c axes=(1,)\n  return c, d, e, f\n}",
     "program(a: f32[3]) {\n  b: f32[3] = pallas_call a kernel=rule('f') mesh=() out=(f32[3],) rows=()\n  return b\n}",
+    *(
+        f"program(a: f32[3]) {{\n  b: f32[3] = {name} a function=rule('f') out=(f32[3],) rows=() vectorized=False\n"
+        "  return b\n}"
+        for name in ("debug_callback", "io_callback", "pure_callback")
+    ),
 )
 
 

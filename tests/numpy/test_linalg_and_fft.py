@@ -87,8 +87,8 @@ def test_solving_with_a_cholesky_factor():
 
 
 def test_errors():
-    with pytest.raises(ShapeError, match="singular values"):
-        mnp.linalg.norm(mnp.ones((2, 2)), 2)
+    with pytest.raises(ShapeError, match="cannot take ord=7"):
+        mnp.linalg.norm(mnp.ones((2, 2)), 7)
     with pytest.raises(ShapeError, match="reals"):
         mnp.fft.rfft(mnp.ones(3, "complex64"))
     with pytest.raises(ShapeError, match="ortho"):

@@ -41,6 +41,7 @@ AMBIGUOUS = NAMES & {
     *(word.strip("_") for word in dir(operator)),
     *KINDS,
     *COMBINATIONS,
+    "sign",  # a kind of token, too
     *(param for op in REGISTRY.values() for param in signature_of(op.type).params),
 }
 

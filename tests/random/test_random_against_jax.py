@@ -99,7 +99,7 @@ def test_wide_bits(x64, dtype):
 
 
 def test_many_bits_are_hashed_by_several_threads(monkeypatch):
-    monkeypatch.setattr(chunks, "_cpus", lambda: 3)
+    monkeypatch.setattr(chunks, "cpus", lambda: 3)
     equal("bits", (3, 200_001))
     equal("normal", (400_003,))
 

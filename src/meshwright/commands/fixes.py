@@ -55,7 +55,9 @@ def typed(fix: str, hardware: str = "--hardware") -> str:
     fix = re.sub(r"compiled\.explain_sharding\((.*)\)", r"--value \1", fix)
     fix = re.sub(r"(dtype|mode|recompute)='(\w+)'", r"--\1 \2", fix)
     fix = re.sub(
-        r"dist\.Strategy\(data=8\), or a model that is .*", "leave it out, or --model llama3-70b or another one", fix
+        r"dist\.Strategy\(data=8\), or a model .*|(context|expert)=\[1\]|sequence_parallel=\[False\]|flash=True",
+        "leave it out, or --model llama3-70b or another one",
+        fix,
     )
     return re.sub(r"while_steps=(\d+)", r"--while-steps \1", fix)
 

@@ -47,6 +47,8 @@ class EstimateFile:
             self.file: TextIO = open(self.path, "a", newline="", encoding="utf-8")  # noqa: SIM115 - closed by `close`
             if not self.is_json and not self.file.tell():
                 self.file.write(f"{_HEADER}\n")
+        except MeshwrightError:
+            raise
         except (OSError, ValueError) as error:  # the latter for a name with a null in it
             raise MeshwrightError(
                 f"{self.path} cannot be written.",

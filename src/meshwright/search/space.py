@@ -103,8 +103,10 @@ class SearchSpace:
         """Refuse what is said of transformers alone."""
         positions = any(self.sequence_parallel or ())
         for context, expert in zip_longest(self.context or (), self.expert or (), fillvalue=1):
-            check_kind(Strategy(context=context, expert=expert), possible)
-        check_kind(Strategy(tensor=2, sequence_parallel=positions, flash=self.flash), possible)
+            fix = "context=[1]" if context != 1 else "expert=[1]"
+            check_kind(Strategy(context=context, expert=expert), possible, fix)
+        fix = "sequence_parallel=[False]" if positions else "flash=True"
+        check_kind(Strategy(tensor=2, sequence_parallel=positions, flash=self.flash), possible, fix)
         for kind in kinds:
             check_kind(Strategy(recompute=kind), possible)
 

@@ -52,14 +52,14 @@ def check_batch(strategy: Strategy, batch: int, recompute: Sequence[str]) -> Non
     check_parts("batch", batch, strategy.data * strategy.microbatches, strategy)
 
 
-def check_kind(strategy: Strategy, recompute: Sequence[str]) -> None:
+def check_kind(strategy: Strategy, recompute: Sequence[str], fix: str = "") -> None:
     """Refuse what is for transformers alone, of a model that can compute again what ``recompute`` says."""
     if strategy.context != 1 or strategy.expert != 1 or strategy.sequence_parallel or not strategy.flash:
         raise ShapeError(
             f"{strategy} is for a transformer.",
             why="context, expert, sequence_parallel and flash say how sequences, experts, norms and attention are "
             "computed; of other models a search splits tensors in the way that costs least",
-            fix="dist.Strategy(data=8), or a model that is a dist.GPT or a TransformerShape",
+            fix=fix or "dist.Strategy(data=8), or a model that is a dist.GPT or a TransformerShape",
         )
     if strategy.recompute not in recompute:
         raise ShapeError(

@@ -28,7 +28,7 @@ _INITIAL = 1 << _EVENT_BITS  # written before the kernel started
 class AccessChecker:
     """Who last wrote and read each part of a buffer."""
 
-    __slots__ = ("access_map", "buffer", "history", "poison")
+    __slots__ = ("access_map", "buffer", "history", "poison", "was_read")
 
     def __init__(self, history: History, buffer: Buffer, initialized: bool) -> None:
         self.history = history
@@ -36,11 +36,13 @@ class AccessChecker:
         # The read of memory nobody wrote that what is stored here depends on, and the line of the store.
         self.poison: tuple[PoisonOrigin, Source | None] | None = None
         self.access_map = AccessMap(buffer.data.shape, _INITIAL if initialized else 0)
+        self.was_read = False
 
     # Accesses of tasks
 
     def read_by_task(self, task: KernelTask, region: BufferRegion) -> Any:
         """A load; which of the elements have no value, where that is so: True, or a mask."""
+        self.was_read = True
         source = task.source()
         undefined = False
         for value in self.access_map.written(region):
@@ -96,7 +98,10 @@ class AccessChecker:
         )
 
     def require_defined(self, name: str, home: Source | None) -> None:
-        """Refuse a result of which some elements were never written, or hold what depends on memory nobody wrote."""
+        """Refuse a result of which some elements were never written, or hold what depends on memory nobody wrote.
+
+        One that the kernel itself reads is room to work in, too: of it a part may stay as it was.
+        """
         whole = WholeBuffer(self.buffer.data.shape)
         if not any(value == 0 or value & UNDEFINED for value in self.access_map.written(whole)):
             return
@@ -109,6 +114,8 @@ class AccessChecker:
                 f"\nand {count} of the {size} elements of {self.buffer.label}, a result, depend on them"
                 + (f":\n{line.show()}" if line else "")
             )
+        if self.was_read and count < size:
+            return
         raise UninitializedError(
             f"{'All' if count == size else f'{count} of the {size}'} elements of {self.buffer.label}, "
             f"a result of {name}, are never written.",
@@ -129,6 +136,7 @@ class AccessChecker:
 
     def read_by_copy(self, copy: Transfer, region: BufferRegion) -> Any:
         """The source of a copy; which of its elements have no value, where that is so."""
+        self.was_read = True
         undefined = False
         for value in self.access_map.written(region):
             undefined = undefined or value == 0 or value & UNDEFINED != 0
