@@ -82,6 +82,12 @@ case("keys", normal(3))(
         + jax.vmap(jax.random.uniform)(jax.random.split(jax.random.key(1), 3))
     )
 )
+case("keys that are folded and stacked", normal(4))(
+    lambda x: (
+        jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(jax.random.key(0), i)))(jnp.arange(4)) * x
+        + jax.vmap(jax.random.uniform)(jnp.stack([jax.random.key(n) for n in range(4)]))
+    )
+)
 case("raw keys", normal(3))(lambda x: x + jax.random.normal(jax.random.fold_in(jax.random.PRNGKey(4), 7), (3,)))
 case("samples", normal(5, 4))(
     lambda x: (
@@ -101,6 +107,12 @@ case("updates", normal(10, 4), normal(3, 4))(
 )
 case("while", normal(4), differentiable=False)(
     lambda x: jax.lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * 1.1 + c[0]), (0, x))[1]
+)
+case("loops that end apart", np.arange(4.0, dtype=np.float32), differentiable=False)(
+    jax.vmap(lambda r: jax.lax.while_loop(lambda v: v < 50, lambda v: v * v + 1, r))
+)
+case("rows of unsigned numbers", np.arange(3, dtype=np.uint32), differentiable=False)(
+    lambda x: jnp.take(x, jnp.array([0, 2, 5]), mode="fill")
 )
 case("counted loop", normal(4))(lambda x: jax.lax.fori_loop(0, 5, lambda i, c: jnp.sin(c) + i, x))
 case("branches", normal(4))(
@@ -153,6 +165,15 @@ def tripled(x: Any, n: Any) -> Any:
 
 tripled.defvjp(lambda x, n: (tripled(x, n), (x, n)), lambda kept, ct: (3 * ct * jnp.cos(kept[0]) * kept[1], None))
 case("rules of one's own", normal(4), np.array([1, 2, 3, 0]))(lambda x, n: tripled(x, n) + jax.nn.relu(x)[n])
+
+
+@jax.custom_jvp
+def quintupled(x: Any, n: Any) -> Any:
+    return x * n
+
+
+quintupled.defjvp(lambda primals, tangents: (quintupled(*primals), tangents[0] * 5 * primals[1]))
+case("a rule for tangents, and integers", normal(3), np.arange(3))(quintupled)
 case("activations", normal(5))(
     lambda x: sum(
         f(x)
@@ -365,6 +386,9 @@ def test_errors() -> None:
         from_jax(lambda x: x + jax.random.normal(jax.random.key(0, impl="rbg"), (2,)))(mnp.ones(2))
     assert error.value.what == "Random numbers of key<rbg> are not those of this package."
     assert error.value.fix == "jax.random.key(seed, impl='threefry2x32')"
+    with pytest.raises(MeshwrightError) as error:
+        from_jax(lambda a: jax.random.gamma(jax.random.key(0), a))(mnp.ones(2))
+    assert error.value.what == "JAX's random_gamma of random keys cannot become part of a program."
     with pytest.raises(MeshwrightError) as error:
         from_jax(jax.scipy.linalg.schur)(mnp.eye(2))
     assert error.value.what == "JAX's schur cannot become part of a program."

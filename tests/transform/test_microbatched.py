@@ -169,3 +169,32 @@ def test_errors(name: str) -> None:
     with pytest.raises(mw.MeshwrightError) as error:
         call()
     assert "\n".join(line for line in str(error.value).splitlines() if not line.startswith("  at:")) == text
+
+
+TOGETHER = {
+    "rows and columns are one dim": lambda x: (x * mnp.ones((1, 2))).reshape(-1),
+    "rows in pairs": lambda x: x.reshape(4, 2).prod(1).sum(),
+    "every other row": lambda x: x[::2, 0],
+    "preferences": lambda x: mw.nn.log_sigmoid((x[::2] - x[1::2]) ** 2).mean(),
+    "rows repeated": lambda x: mnp.repeat(x, 2, 0)[:, 0],
+    "rows of products in pairs": mw.grad(lambda x: (x @ mnp.arange(6.0)[None]).reshape(4, 2, 6).prod(1).sum() * 1e-3),
+    "rows beside numbers": lambda x: ((x @ mnp.ones((1, 6))).reshape(-1, 3) * mnp.arange(48.0).reshape(16, 3)).sum(),
+    "rows beside a constant": lambda x: x * mnp.arange(8.0)[:, None],
+    "rows in a loop": lambda x: mw.lax.scan(lambda c, _: (mnp.tanh(c * 0.5), c.sum()), x, None, length=3),
+    "rows in turned order": lambda x: x[::-1] * x,
+}
+REFUSED = {("rows in turned order", 2), ("rows in turned order", 4), ("rows in pairs", 4)}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_rows_that_are_used_together_are_so_in_a_part_or_it_is_refused(name: str, count: int) -> None:
+    x, constant = mnp.arange(8.0).reshape(8, 1), mnp.arange(8.0)[:, None]
+    function = TOGETHER[name] if name != "rows beside a constant" else lambda x: x * constant
+    try:
+        found = mw.microbatched(function, count, batch_args=0)(x)
+    except mw.MeshwrightError as error:
+        assert (name, count) in REFUSED and error.what == "The step does not come apart into microbatches."
+        return
+    for one, other in zip(mw.tree.leaves(found), mw.tree.leaves(function(x)), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5)

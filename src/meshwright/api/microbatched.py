@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.api.control import scan
+from meshwright.api.row_order import rows_in_any_order
 from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
 from meshwright.compile.placement import Placement
 from meshwright.compile.stages import PARTITION, SIMPLIFY, Compilation, run_stages
@@ -26,8 +27,8 @@ from meshwright.core.facts import Structure
 from meshwright.core.op import Op, Value
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.source import here
+from meshwright.core.trace import Array, run
 from meshwright.core.trace import read as read_atom
-from meshwright.core.trace import run
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.ops.basic import add, broadcast_in_dim, move_dim, reshape, scalar_like, zeros
@@ -48,9 +49,10 @@ def microbatched(f: Callable[..., Any], microbatches: int, *, batch_args: int | 
     """A step that gives what ``f`` gives, but takes its batch in parts, one after the other.
 
     ``batch_args`` are the positions of the arguments whose first dim is the batch. Each of ``microbatches`` parts of
-    it is every so many-th row; what ``f`` sums over the batch (losses, gradients) is summed over the parts, in a scan,
-    and what follows from these sums (an update of parameters) is done once. So memory holds the activations of one
-    part at a time. A step that needs the whole batch at once, as a normalization over it does, is refused.
+    it is every so many-th row, or consecutive rows where their order counts; what ``f`` sums over the batch (losses,
+    gradients) is summed over the parts, in a scan, and what follows from these sums (an update of parameters) is done
+    once. So memory holds the activations of one part at a time. A step that needs the whole batch at once, as a
+    normalization over it does, is refused.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> def step(w, x):
@@ -147,7 +149,8 @@ class _Parts:
 
     What does not depend on the batch is done before (but for what is made of numbers alone, which is made wherever it
     is read), what follows from sums after. A part is every ``count``-th row, so that rows that devices have in parts
-    are so in each microbatch, too; where a step asks for the places of rows, it is consecutive rows.
+    are so in each microbatch, too; where a step asks for the places of rows, or works on several rows together, it is
+    consecutive rows.
     """
 
     def __init__(self, local: LocalProgram, count: int) -> None:
@@ -161,7 +164,9 @@ class _Parts:
         self.sums: dict[Var, Atom] = {}  # and of what
         self.extremes: list[Eqn] = []
         self.sort()
-        self.consecutive = any(not _asks_for_first(e, program) for e in self.placed if e.op is axis_index)
+        asked = any(not _asks_for_first(e, program) for e in self.placed if e.op is axis_index)
+        batch = [AXIS in v.type.varying for v in program.inputs]
+        self.consecutive = asked or not rows_in_any_order(program, batch)
 
     def sort(self) -> None:
         """Say of each equation when it is done."""
@@ -207,6 +212,7 @@ class _Parts:
     def run(self, *values: Value) -> list[Value]:
         """The step on whole arrays."""
         known: dict[Atom, Value] = dict(zip(self.whole.inputs, values, strict=True))
+        known.update((var, Array(data, _invariant(var.type))) for var, data in self.whole.constants)
         rows = {v: self.split(known.pop(v), 0) for v in self.whole.inputs if AXIS in v.type.varying}
         outputs = list(dict.fromkeys(a for a in self.whole.outputs if isinstance(a, Var)))
         joined = [v for v in outputs if AXIS in v.type.varying]

@@ -67,8 +67,18 @@ def _split(key: Value, shape: Any) -> Value:
 
 
 def _fold_in(key: Value, data: Value) -> Value:
-    return _each(random.fold_in, key.ndim - 1, key, data)
+    dims = max(key.ndim - 1, data.ndim)
+    shape = key.shape[:-1] if key.ndim > data.ndim else data.shape
+    key = lax.broadcast_in_dim(key, (*shape, 2), tuple(range(dims - key.ndim + 1, dims + 1)))
+    data = lax.broadcast_in_dim(data, shape, tuple(range(dims - data.ndim, dims)))
+    return _each(random.fold_in, dims, key, data)
 
+
+# What only moves elements, and so moves keys word by word
+MOVES = frozenset({
+    "broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather",
+    "reshape", "rev", "scatter", "select_n", "slice", "split", "squeeze", "stack", "transpose",
+})  # fmt: skip
 
 RULES: dict[str, Callable[..., Any]] = {
     "random_wrap": lambda words, impl: words,

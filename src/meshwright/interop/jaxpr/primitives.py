@@ -22,8 +22,9 @@ Rule = Callable[..., Any]
 
 
 def constant(x: Any, dtype: Any = None) -> Array:
-    """Numbers that JAX has in a program, as an array."""
-    data = np.asarray(x, dtype)
+    """Numbers that JAX has in a program, as an array; those of no type (tangents of integers) are false."""
+    data = np.asarray(x) if dtype is None or np.dtype(dtype).kind == "V" else np.asarray(x, dtype)
+    data = np.zeros(data.shape, bool) if data.dtype.names else data
     return Array(data, TensorType(data.shape, data.dtype))
 
 
@@ -154,6 +155,7 @@ def _numbers(kind: Any, given: Any) -> Any:
 def _gather(x: Value, indices: Value, dimension_numbers: Any, slice_sizes: Any, **params: Any) -> Any:
     numbers = _numbers(lax.GatherDimensionNumbers, dimension_numbers)
     mode, fill = lax.GatherScatterMode[params["mode"].name], params["fill_value"]
+    fill = None if fill is None else constant(fill, x.dtype)
     return lax.gather(x, indices, numbers, tuple(map(int, slice_sizes)), mode=mode, fill_value=fill)
 
 
@@ -306,6 +308,7 @@ RULES: dict[str, Rule] = {
     "transpose": lambda x, permutation: REGISTRY["transpose"](x, permutation=tuple(map(int, permutation))),
     "rev": lambda x, dimensions: REGISTRY["reverse"](x, dims=tuple(map(int, dimensions))),
     "concatenate": _concatenate,
+    "stack": lambda *xs, axis: mnp.stack(xs, axis),
     "split": lambda x, sizes, axis: tuple(lax.split(x, sizes, axis)),
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,

@@ -98,6 +98,13 @@ def _plain(eqn: Any, xs: list[Value]) -> Sequence[Any]:
             keys.check_kind(x.aval)
     if name in keys.RULES:
         return primitives.results(keys.RULES[name](*xs, **params))
+    if any(are_keys) and name not in keys.MOVES:
+        raise MeshwrightError(
+            f"JAX's {name} of random keys cannot become part of a program.",
+            where=here(),
+            why="it draws numbers by a loop of its own, which is not known here",
+            fix="draw them outside of the function, or by jax.random.uniform and arithmetic",
+        )
     if any(are_keys):
         return keys.of_words(lambda words: _of_numbers(eqn, name, params, words), xs, are_keys)
     return _of_numbers(eqn, name, params, xs)

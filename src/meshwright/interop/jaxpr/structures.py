@@ -65,7 +65,22 @@ def _while(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
     first, second = p["cond_nconsts"], p["body_nconsts"]
     test, body = reader.function(p["cond_jaxpr"]), reader.function(p["body_jaxpr"])
     tested, kept, start = xs[:first], xs[first : first + second], tuple(xs[first + second :])
-    return list(lax.while_loop(lambda c: test(*tested, *c)[0], lambda c: body(*kept, *c), start))
+    if not p["cond_jaxpr"].out_avals[0].shape:
+        return list(lax.while_loop(lambda c: test(*tested, *c)[0], lambda c: body(*kept, *c), start))
+
+    def still(carry: tuple[Any, ...]) -> Any:
+        """Whether any of the loops that ``jax.vmap`` made one of goes on."""
+        going = test(*tested, *carry)[0]
+        return lax.reduce_or(going, tuple(range(going.ndim)))
+
+    def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The next values of the loops that go on; the others keep theirs."""
+        going = test(*tested, *carry)[0]
+        dims = tuple(range(going.ndim))
+        pairs = zip(carry, body(*kept, *carry), strict=True)
+        return tuple(lax.select(lax.broadcast_in_dim(going, x.shape, dims), new, x) for x, new in pairs)
+
+    return list(lax.while_loop(still, step, start))
 
 
 def _cond(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:

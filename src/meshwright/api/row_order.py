@@ -1,0 +1,115 @@
+"""Whether a program for a part of a batch gives for any rows what it gives for consecutive ones.
+
+It does if every value has at most one dim that is that of the rows, unmixed with others, along which each op works row
+by row or adds up: no reshape cuts or merges it, no slice or sort looks along it, and nothing beside it differs by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshwright.core.facts import Structure
+from meshwright.core.op import No
+from meshwright.core.program import Atom, Eqn, Program, Var, operand_types
+from meshwright.ops.collective import pbroadcast, pinvariant, pscatter
+
+_TRIES = 3  # that a loop's carry is looked at: what starts as zeros may become rows
+
+
+class Rows(NamedTuple):
+    """What is known of a value: the dim of its rows, if it has one, and dims along which all elements are the same."""
+
+    dim: int | None = None
+    uniform: frozenset[int] = frozenset()
+
+
+NO_ROWS = Rows()
+
+
+def rows_in_any_order(program: Program, batch: Sequence[bool]) -> bool:
+    """Whether the parts of a batch, the first dim of these inputs, may be any rows."""
+    return _through(program, [Rows(0) if is_batch else NO_ROWS for is_batch in batch]) is not None
+
+
+def _through(program: Program, given: Sequence[Rows]) -> list[Rows] | None:
+    """What is known of the results; None if the order of rows counts."""
+    env: dict[Atom, Rows] = dict(zip(program.inputs, given, strict=True))
+    for eqn in program.eqns:
+        found = _of_equation(eqn, [env.get(a, NO_ROWS) for a in eqn.inputs])
+        if found is None:
+            return None
+        env.update(zip(eqn.outputs, found, strict=True))
+    return [env.get(a, NO_ROWS) for a in program.outputs]
+
+
+def _of_equation(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
+    has_rows = any(one.dim is not None for one in given)
+    if eqn.op in (pbroadcast, pinvariant):
+        return given
+    if eqn.op is pscatter:
+        return [Rows(eqn.params["dim"])]
+    if eqn.op.stack is not None:  # what devices combine must have no rows any more
+        return None if has_rows else [NO_ROWS] * len(eqn.outputs)
+    if eqn.op.structure is Structure.ROWS:
+        return _of_loop(eqn, given)
+    if eqn.regions():
+        return None if has_rows else [NO_ROWS] * len(eqn.outputs)
+    return _by_factors(eqn, given, has_rows)
+
+
+def _of_loop(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
+    consts, carry = eqn.params["consts"], eqn.params["carry"]
+    if any(one.dim == 0 for one in given[consts + carry :]):
+        return None
+    scanned = [
+        Rows(None if one.dim is None else one.dim - 1, frozenset(d - 1 for d in one.uniform if d))
+        for one in given[consts + carry :]
+    ]
+    held = list(given[consts : consts + carry])
+    for _ in range(_TRIES):
+        outs = _through(eqn.params["body"], [*given[:consts], *held, *scanned])
+        if outs is None:
+            return None
+        after = outs[:carry]
+        if [one.dim for one in after] == [one.dim for one in held]:
+            stacked = [Rows(None if one.dim is None else one.dim + 1) for one in outs[carry:]]
+            return [*(Rows(one.dim) for one in after), *stacked]
+        if any(
+            was.dim != now.dim and not (was.dim is None and now.dim in was.uniform)
+            for was, now in zip(held, after, strict=True)
+        ):
+            return None
+        held = [Rows(one.dim) for one in after]
+    return None
+
+
+def _by_factors(eqn: Eqn, given: Sequence[Rows], has_rows: bool) -> Sequence[Rows] | None:
+    if isinstance(eqn.op.factors, No):
+        return None if has_rows else [NO_ROWS] * len(eqn.outputs)
+    types = operand_types(eqn.op, eqn.inputs)
+    rule = eqn.op.factors(types, [v.type for v in eqn.outputs], eqn.params)
+    along = {rule.operands[n][one.dim] for n, one in enumerate(given) if one.dim is not None}
+    row: str | None = None
+    if along:
+        only = along.pop()
+        if along or len(only) != 1 or only[0] not in rule.separable | (rule.reduced - rule.replicated - rule.permuted):
+            return None
+        row = only[0]
+    different = set() if eqn.inputs else {*rule.sizes} - rule.separable  # as places do along the dim they count
+    for one, dims, atom in zip(given, rule.operands, eqn.inputs, strict=True):
+        for d, factors in enumerate(dims):
+            if one.dim == d:
+                continue
+            if row in factors and not (isinstance(atom, Var) and d in one.uniform):
+                return None
+            if d not in one.uniform:
+                different.update(factors)
+    results = []
+    for dims in rule.results:
+        found = [d for d, factors in enumerate(dims) if row is not None and row in factors]
+        if len(found) > 1 or any(len(dims[d]) != 1 for d in found):
+            return None
+        uniform = frozenset(d for d, factors in enumerate(dims) if not different & {*factors} and d not in found)
+        results.append(Rows(found[0] if found else None, uniform))
+    return results
