@@ -2,6 +2,7 @@
 
 It does if every value has at most one dim that is that of the rows, unmixed with others, along which each op works row
 by row or adds up: no reshape cuts or merges it, no slice or sort looks along it, and nothing beside it differs by row.
+What was added up over the rows of a part is a partial sum, and only what is linear in it comes before the whole sum.
 """
 
 from __future__ import annotations
@@ -10,21 +11,29 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwright.core.facts import Structure
+from meshwright.core.linearity import declared_groups
 from meshwright.core.op import No
 from meshwright.core.program import Atom, Eqn, Program, Var, operand_types
-from meshwright.ops.collective import pbroadcast, pinvariant, pscatter
+from meshwright.ops.collective import pbroadcast, pinvariant, pmax, pmin, pscatter, psum
 
 _TRIES = 3  # that a loop's carry is looked at: what starts as zeros may become rows
 
 
 class Rows(NamedTuple):
-    """What is known of a value: the dim of its rows, if it has one, and dims along which all elements are the same."""
+    """What is known of a value: the dim of its rows, if it has one, dims along which all elements are the same, and how
+    the values of parts make that of the batch ("sum", "max", …) if it is of all rows of a part."""
 
     dim: int | None = None
     uniform: frozenset[int] = frozenset()
+    partial: str = ""
+
+    @property
+    def key(self) -> tuple[int | None, str]:
+        return self.dim, self.partial
 
 
 NO_ROWS = Rows()
+COMBINED_BY = {psum: "sum", pmax: "max", pmin: "min"}
 
 
 def rows_in_any_order(program: Program, batch: Sequence[bool]) -> bool:
@@ -45,17 +54,31 @@ def _through(program: Program, given: Sequence[Rows]) -> list[Rows] | None:
 
 def _of_equation(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
     has_rows = any(one.dim is not None for one in given)
+    partial = {one.partial for one in given if one.partial}
     if eqn.op in (pbroadcast, pinvariant):
         return given
     if eqn.op is pscatter:
-        return [Rows(eqn.params["dim"])]
+        return None if partial else [Rows(eqn.params["dim"])]
     if eqn.op.stack is not None:  # what devices combine must have no rows any more
-        return None if has_rows else [NO_ROWS] * len(eqn.outputs)
+        right = partial <= {COMBINED_BY.get(eqn.op, "")}
+        return [NO_ROWS] * len(eqn.outputs) if right and not has_rows else None
     if eqn.op.structure is Structure.ROWS:
         return _of_loop(eqn, given)
     if eqn.regions():
-        return None if has_rows else [NO_ROWS] * len(eqn.outputs)
+        return None if has_rows or partial else [NO_ROWS] * len(eqn.outputs)
+    if partial:
+        return _of_sums(eqn, given) if partial == {"sum"} and not has_rows else None
     return _by_factors(eqn, given, has_rows)
+
+
+def _of_sums(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
+    """An op on partial sums: it must be linear in them."""
+    summed = {n for n, one in enumerate(given) if one.partial}
+    types, results = operand_types(eqn.op, eqn.inputs), [v.type for v in eqn.outputs]
+    groups = declared_groups(eqn.op.linear, types, results, eqn.params)
+    if not any({*group.operands} == summed for group in groups):
+        return None
+    return [Rows(partial="sum")] * len(eqn.outputs)
 
 
 def _of_loop(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
@@ -63,24 +86,27 @@ def _of_loop(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
     if any(one.dim == 0 for one in given[consts + carry :]):
         return None
     scanned = [
-        Rows(None if one.dim is None else one.dim - 1, frozenset(d - 1 for d in one.uniform if d))
+        Rows(None if one.dim is None else one.dim - 1, frozenset(d - 1 for d in one.uniform if d), one.partial)
         for one in given[consts + carry :]
     ]
-    held = list(given[consts : consts + carry])
-    for _ in range(_TRIES):
-        outs = _through(eqn.params["body"], [*given[:consts], *held, *scanned])
-        if outs is None:
-            return None
-        after = outs[:carry]
-        if [one.dim for one in after] == [one.dim for one in held]:
-            stacked = [Rows(None if one.dim is None else one.dim + 1) for one in outs[carry:]]
-            return [*(Rows(one.dim) for one in after), *stacked]
-        if any(
-            was.dim != now.dim and not (was.dim is None and now.dim in was.uniform)
-            for was, now in zip(held, after, strict=True)
-        ):
-            return None
-        held = [Rows(one.dim) for one in after]
+    start = given[consts : consts + carry]
+    adding = [Rows(partial="sum") if one.key == NO_ROWS.key else one for one in start]  # what gradients are added to
+    for first in (start, adding):
+        held = list(first)
+        for _ in range(_TRIES):
+            outs = _through(eqn.params["body"], [*given[:consts], *held, *scanned])
+            if outs is None:
+                break
+            after = outs[:carry]
+            if [one.key for one in after] == [one.key for one in held]:
+                stacked = [Rows(None if one.dim is None else one.dim + 1, partial=one.partial) for one in outs[carry:]]
+                return [*(one._replace(uniform=frozenset()) for one in after), *stacked]
+            if any(
+                was.key != now.key and not (was.key == NO_ROWS.key and now.dim in was.uniform)
+                for was, now in zip(held, after, strict=True)
+            ):
+                break
+            held = [one._replace(uniform=frozenset()) for one in after]
     return None
 
 
@@ -110,6 +136,11 @@ def _by_factors(eqn: Eqn, given: Sequence[Rows], has_rows: bool) -> Sequence[Row
         found = [d for d, factors in enumerate(dims) if row is not None and row in factors]
         if len(found) > 1 or any(len(dims[d]) != 1 for d in found):
             return None
-        uniform = frozenset(d for d, factors in enumerate(dims) if not different & {*factors} and d not in found)
-        results.append(Rows(found[0] if found else None, uniform))
+        if found or row is None:
+            uniform = frozenset(d for d, factors in enumerate(dims) if not different & {*factors} and d not in found)
+            results.append(Rows(found[0] if found else None, uniform))
+        elif row in rule.reduced:
+            results.append(Rows(partial=rule.combine))
+        else:
+            return None
     return results
