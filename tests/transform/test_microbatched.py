@@ -176,6 +176,7 @@ TOGETHER = {
     "rows in pairs": lambda x: x.reshape(4, 2).prod(1).sum(),
     "sums of pairs": lambda x: (x.reshape(4, 2).sum(1) ** 2).sum(),
     "the largest of pairs": lambda x: x.reshape(4, 2).max(1).sum(),
+    "a result for each pair": lambda x: x.reshape(4, 2).sum(1),
     "every other row": lambda x: x[::2, 0],
     "preferences": lambda x: mw.nn.log_sigmoid((x[::2] - x[1::2]) ** 2).mean(),
     "rows repeated": lambda x: mnp.repeat(x, 2, 0)[:, 0],

@@ -166,7 +166,8 @@ class _Parts:
         self.sort()
         asked = any(not _asks_for_first(e, program) for e in self.placed if e.op is axis_index)
         batch = [AXIS in v.type.varying for v in program.inputs]
-        self.consecutive = asked or not rows_in_any_order(program, batch)
+        joined = [AXIS in a.type.varying for a in program.outputs]
+        self.consecutive = asked or not rows_in_any_order(program, batch, joined)
 
     def sort(self) -> None:
         """Say of each equation when it is done."""

@@ -19,7 +19,7 @@ from meshwright.ops.collective import pbroadcast, pinvariant, pmax, pmin, pscatt
 _TRIES = 3  # that a loop's carry is looked at: what starts as zeros may become rows
 
 
-class Rows(NamedTuple):
+class RowFacts(NamedTuple):
     """What is known of a value: the dim of its rows, if it has one, dims along which all elements are the same, and how
     the values of parts make that of the batch ("sum", "max", …) if it is of all rows of a part."""
 
@@ -32,18 +32,22 @@ class Rows(NamedTuple):
         return self.dim, self.partial
 
 
-NO_ROWS = Rows()
+NO_ROWS = RowFacts()
 COMBINED_BY = {psum: "sum", pmax: "max", pmin: "min"}
 
 
-def rows_in_any_order(program: Program, batch: Sequence[bool]) -> bool:
-    """Whether the parts of a batch, the first dim of these inputs, may be any rows."""
-    return _through(program, [Rows(0) if is_batch else NO_ROWS for is_batch in batch]) is not None
+def rows_in_any_order(program: Program, batch: Sequence[bool], joined: Sequence[bool]) -> bool:
+    """Whether the parts of a batch, the first dim of these inputs, may be any rows. Results that are ``joined`` must have
+    rows of their own then."""
+    found = _through(program, [RowFacts(0) if is_batch else NO_ROWS for is_batch in batch])
+    if found is None:
+        return False
+    return all(one.dim is not None for one, is_joined in zip(found, joined, strict=True) if is_joined)
 
 
-def _through(program: Program, given: Sequence[Rows]) -> list[Rows] | None:
+def _through(program: Program, given: Sequence[RowFacts]) -> list[RowFacts] | None:
     """What is known of the results; None if the order of rows counts."""
-    env: dict[Atom, Rows] = dict(zip(program.inputs, given, strict=True))
+    env: dict[Atom, RowFacts] = dict(zip(program.inputs, given, strict=True))
     for eqn in program.eqns:
         found = _of_equation(eqn, [env.get(a, NO_ROWS) for a in eqn.inputs])
         if found is None:
@@ -52,13 +56,13 @@ def _through(program: Program, given: Sequence[Rows]) -> list[Rows] | None:
     return [env.get(a, NO_ROWS) for a in program.outputs]
 
 
-def _of_equation(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
+def _of_equation(eqn: Eqn, given: Sequence[RowFacts]) -> Sequence[RowFacts] | None:
     has_rows = any(one.dim is not None for one in given)
     partial = {one.partial for one in given if one.partial}
     if eqn.op in (pbroadcast, pinvariant):
         return given
     if eqn.op is pscatter:
-        return None if partial else [Rows(eqn.params["dim"])]
+        return None if partial else [RowFacts(eqn.params["dim"])]
     if eqn.op.stack is not None:  # what devices combine must have no rows any more
         right = partial <= {COMBINED_BY.get(eqn.op, "")}
         return [NO_ROWS] * len(eqn.outputs) if right and not has_rows else None
@@ -71,26 +75,28 @@ def _of_equation(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
     return _by_factors(eqn, given, has_rows)
 
 
-def _of_sums(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
+def _of_sums(eqn: Eqn, given: Sequence[RowFacts]) -> Sequence[RowFacts] | None:
     """An op on partial sums: it must be linear in them."""
     summed = {n for n, one in enumerate(given) if one.partial}
     types, results = operand_types(eqn.op, eqn.inputs), [v.type for v in eqn.outputs]
     groups = declared_groups(eqn.op.linear, types, results, eqn.params)
     if not any({*group.operands} == summed for group in groups):
         return None
-    return [Rows(partial="sum")] * len(eqn.outputs)
+    return [RowFacts(partial="sum")] * len(eqn.outputs)
 
 
-def _of_loop(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
+def _of_loop(eqn: Eqn, given: Sequence[RowFacts]) -> Sequence[RowFacts] | None:
     consts, carry = eqn.params["consts"], eqn.params["carry"]
     if any(one.dim == 0 for one in given[consts + carry :]):
         return None
     scanned = [
-        Rows(None if one.dim is None else one.dim - 1, frozenset(d - 1 for d in one.uniform if d), one.partial)
+        RowFacts(None if one.dim is None else one.dim - 1, frozenset(d - 1 for d in one.uniform if d), one.partial)
         for one in given[consts + carry :]
     ]
     start = given[consts : consts + carry]
-    adding = [Rows(partial="sum") if one.key == NO_ROWS.key else one for one in start]  # what gradients are added to
+    adding = [
+        RowFacts(partial="sum") if one.key == NO_ROWS.key else one for one in start
+    ]  # what gradients are added to
     for first in (start, adding):
         held = list(first)
         for _ in range(_TRIES):
@@ -99,7 +105,9 @@ def _of_loop(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
                 break
             after = outs[:carry]
             if [one.key for one in after] == [one.key for one in held]:
-                stacked = [Rows(None if one.dim is None else one.dim + 1, partial=one.partial) for one in outs[carry:]]
+                stacked = [
+                    RowFacts(None if one.dim is None else one.dim + 1, partial=one.partial) for one in outs[carry:]
+                ]
                 return [*(one._replace(uniform=frozenset()) for one in after), *stacked]
             if any(
                 was.key != now.key and not (was.key == NO_ROWS.key and now.dim in was.uniform)
@@ -110,7 +118,7 @@ def _of_loop(eqn: Eqn, given: Sequence[Rows]) -> Sequence[Rows] | None:
     return None
 
 
-def _by_factors(eqn: Eqn, given: Sequence[Rows], has_rows: bool) -> Sequence[Rows] | None:
+def _by_factors(eqn: Eqn, given: Sequence[RowFacts], has_rows: bool) -> Sequence[RowFacts] | None:
     if isinstance(eqn.op.factors, No):
         return None if has_rows else [NO_ROWS] * len(eqn.outputs)
     types = operand_types(eqn.op, eqn.inputs)
@@ -138,9 +146,9 @@ def _by_factors(eqn: Eqn, given: Sequence[Rows], has_rows: bool) -> Sequence[Row
             return None
         if found or row is None:
             uniform = frozenset(d for d, factors in enumerate(dims) if not different & {*factors} and d not in found)
-            results.append(Rows(found[0] if found else None, uniform))
+            results.append(RowFacts(found[0] if found else None, uniform))
         elif row in rule.reduced:
-            results.append(Rows(partial=rule.combine))
+            results.append(RowFacts(partial=rule.combine))
         else:
             return None
     return results
