@@ -37,8 +37,8 @@ COMBINED_BY = {psum: "sum", pmax: "max", pmin: "min"}
 
 
 def rows_in_any_order(program: Program, batch: Sequence[bool], joined: Sequence[bool]) -> bool:
-    """Whether the parts of a batch, the first dim of these inputs, may be any rows. Results that are ``joined`` must have
-    rows of their own then."""
+    """Whether the parts of a batch, the first dim of these inputs, may be any rows. Results that are ``joined`` must
+    have rows of their own then."""
     found = _through(program, [RowFacts(0) if is_batch else NO_ROWS for is_batch in batch])
     if found is None:
         return False
