@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.api.control import scan
-from meshwright.api.row_order import rows_in_any_order
+from meshwright.api.row_order import BetweenParts, rows_in_any_order
 from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
 from meshwright.compile.placement import Placement
 from meshwright.compile.stages import PARTITION, SIMPLIFY, Compilation, run_stages
@@ -43,6 +43,7 @@ from meshwright.transform.regions.region import region
 from meshwright.transform.simplify import dce
 
 AXIS = "microbatch"
+BETWEEN = BetweenParts((pbroadcast, pinvariant), pscatter, {psum: "sum", pmax: "max", pmin: "min"})
 
 
 def microbatched(f: Callable[..., Any], microbatches: int, *, batch_args: int | Sequence[int]) -> Callable[..., Any]:
@@ -167,7 +168,7 @@ class _Parts:
         asked = any(not _asks_for_first(e, program) for e in self.placed if e.op is axis_index)
         batch = [AXIS in v.type.varying for v in program.inputs]
         joined = [AXIS in a.type.varying for a in program.outputs]
-        self.consecutive = asked or not rows_in_any_order(program, batch, joined)
+        self.consecutive = asked or not rows_in_any_order(program, batch, joined, BETWEEN)
 
     def sort(self) -> None:
         """Say of each equation when it is done."""

@@ -7,14 +7,13 @@ What was added up over the rows of a part is a partial sum, and only what is lin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from meshwright.core.facts import Structure
 from meshwright.core.linearity import declared_groups
-from meshwright.core.op import No
+from meshwright.core.op import No, Op
 from meshwright.core.program import Atom, Eqn, Program, Var, operand_types
-from meshwright.ops.collective import pbroadcast, pinvariant, pmax, pmin, pscatter, psum
 
 _TRIES = 3  # that a loop's carry is looked at: what starts as zeros may become rows
 
@@ -33,41 +32,49 @@ class RowFacts(NamedTuple):
 
 
 NO_ROWS = RowFacts()
-COMBINED_BY = {psum: "sum", pmax: "max", pmin: "min"}
 
 
-def rows_in_any_order(program: Program, batch: Sequence[bool], joined: Sequence[bool]) -> bool:
+class BetweenParts(NamedTuple):
+    """The ops between parts: those that leave a value as it is, the one that takes a part's rows of a whole value, and
+    those that combine the values of all parts, with how they do."""
+
+    same: tuple[Op, ...]
+    rows: Op
+    combined: Mapping[Op, str]
+
+
+def rows_in_any_order(program: Program, batch: Sequence[bool], joined: Sequence[bool], between: BetweenParts) -> bool:
     """Whether the parts of a batch, the first dim of these inputs, may be any rows. Results that are ``joined`` must
     have rows of their own then."""
-    found = _through(program, [RowFacts(0) if is_batch else NO_ROWS for is_batch in batch])
+    found = _through(program, [RowFacts(0) if is_batch else NO_ROWS for is_batch in batch], between)
     if found is None:
         return False
     return all(one.dim is not None for one, is_joined in zip(found, joined, strict=True) if is_joined)
 
 
-def _through(program: Program, given: Sequence[RowFacts]) -> list[RowFacts] | None:
+def _through(program: Program, given: Sequence[RowFacts], between: BetweenParts) -> list[RowFacts] | None:
     """What is known of the results; None if the order of rows counts."""
     env: dict[Atom, RowFacts] = dict(zip(program.inputs, given, strict=True))
     for eqn in program.eqns:
-        found = _of_equation(eqn, [env.get(a, NO_ROWS) for a in eqn.inputs])
+        found = _of_equation(eqn, [env.get(a, NO_ROWS) for a in eqn.inputs], between)
         if found is None:
             return None
         env.update(zip(eqn.outputs, found, strict=True))
     return [env.get(a, NO_ROWS) for a in program.outputs]
 
 
-def _of_equation(eqn: Eqn, given: Sequence[RowFacts]) -> Sequence[RowFacts] | None:
+def _of_equation(eqn: Eqn, given: Sequence[RowFacts], between: BetweenParts) -> Sequence[RowFacts] | None:
     has_rows = any(one.dim is not None for one in given)
     partial = {one.partial for one in given if one.partial}
-    if eqn.op in (pbroadcast, pinvariant):
+    if eqn.op in between.same:
         return given
-    if eqn.op is pscatter:
+    if eqn.op is between.rows:
         return None if partial else [RowFacts(eqn.params["dim"])]
     if eqn.op.stack is not None:  # what devices combine must have no rows any more
-        right = partial <= {COMBINED_BY.get(eqn.op, "")}
+        right = partial <= {between.combined.get(eqn.op, "")}
         return [NO_ROWS] * len(eqn.outputs) if right and not has_rows else None
     if eqn.op.structure is Structure.ROWS:
-        return _of_loop(eqn, given)
+        return _of_loop(eqn, given, between)
     if eqn.regions():
         return None if has_rows or partial else [NO_ROWS] * len(eqn.outputs)
     if partial:
@@ -85,7 +92,7 @@ def _of_sums(eqn: Eqn, given: Sequence[RowFacts]) -> Sequence[RowFacts] | None:
     return [RowFacts(partial="sum")] * len(eqn.outputs)
 
 
-def _of_loop(eqn: Eqn, given: Sequence[RowFacts]) -> Sequence[RowFacts] | None:
+def _of_loop(eqn: Eqn, given: Sequence[RowFacts], between: BetweenParts) -> Sequence[RowFacts] | None:
     consts, carry = eqn.params["consts"], eqn.params["carry"]
     if any(one.dim == 0 for one in given[consts + carry :]):
         return None
@@ -100,7 +107,7 @@ def _of_loop(eqn: Eqn, given: Sequence[RowFacts]) -> Sequence[RowFacts] | None:
     for first in (start, adding):
         held = list(first)
         for _ in range(_TRIES):
-            outs = _through(eqn.params["body"], [*given[:consts], *held, *scanned])
+            outs = _through(eqn.params["body"], [*given[:consts], *held, *scanned], between)
             if outs is None:
                 break
             after = outs[:carry]
