@@ -16,7 +16,7 @@ from meshwright.errors import MeshwrightError
 
 # Each command is the module of its name in meshwright.commands; only the one asked for is loaded.
 COMMANDS = {
-    "tour": "the main job in a minute",
+    "tour": "the main job in a minute, or a topic in seconds",
     "calibrate": "measure the machine at hand and write its numbers to a chip file",
     "cost": "what a program costs on a machine: FLOPs, bytes, communication, memory",
     "diff": "what changed in the communication of a program: collectives, bytes, seconds, memory",

@@ -1,4 +1,4 @@
-"""``meshwright tour``: the main job in a minute."""
+"""``meshwright tour``: the main job in a minute, or a topic in seconds."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import argparse
 import json
 import os
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from rich.console import Console
 from rich.rule import Rule
 
 from meshwright.errors import MeshwrightError
-from meshwright.tour import TourStop, steps
+from meshwright.tour import TOPICS, TourStop, topic
+from meshwright.tour.decoder import steps
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.epilog = "meshwright tour --folder /tmp"
+    topics = "; ".join(f"{name}: {about}" for name, about in TOPICS.items())
+    parser.description = (
+        "Go through the main job: a decoder's train step, laid out, explained, simulated, improved, searched. "
+        f"Or through a topic, its code printed with what comes out of it. {topics}."
+    )
+    parser.epilog = "meshwright tour sharding"
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help=f"one of {', '.join(TOPICS)} (default: the main job)")
     parser.add_argument(
         "--folder", default=".", metavar="DIR", help="where tour.html and tour.perfetto.json go (default: here)"
     )
@@ -25,13 +33,21 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print each step as it is done."""
+    if args.topic is not None and args.topic not in TOPICS:
+        near = get_close_matches(args.topic, TOPICS, 1)
+        raise MeshwrightError(
+            f"There is no tour of {args.topic!r}.",
+            why=f"there are {', '.join(TOPICS)}, and the main job if none is named",
+            fix=f"meshwright tour {near[0] if near else 'sharding'}",
+        )
     if not os.path.isdir(args.folder):
         raise MeshwrightError(f"{args.folder} is no folder.", why="two files are written into it", fix="--folder .")
+    stops = steps(args.folder) if args.topic is None else topic(args.topic)
     if args.json:
-        print(json.dumps([{"title": s.title, "text": s.text, **s.facts} for s in steps(args.folder)], indent=2))
+        print(json.dumps([{"title": s.title, "text": s.text, **s.facts} for s in stops], indent=2, ensure_ascii=False))
         return 0
     console = Console(highlight=False, soft_wrap=True)
-    for number, step in enumerate(_with_progress(console, steps(args.folder)), 1):
+    for number, step in enumerate(_with_progress(console, stops), 1):
         console.print(Rule(f"{number}. {step.title}", align="left"))
         console.print(step.text, markup=False)
         console.print()

@@ -18,7 +18,9 @@ from typing import ClassVar, NamedTuple, ParamSpec, TypeVar
 from meshwright.errors import MeshwrightError
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_WRITTEN_AS_USERS = (_PACKAGE + "tour.py", os.path.join(_PACKAGE + "pallas", "ops", ""))
+_WRITTEN_AS_USERS = tuple(
+    os.path.join(_PACKAGE, *parts) for parts in (("tour", "decoder.py"), ("tour", "topics", ""), ("pallas", "ops", ""))
+)
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _CALLS_BACK = ("numpy", "optree")  # packages through which this one calls itself
@@ -327,7 +329,7 @@ def _is_generated(frame: FrameType) -> bool:
 def _is_internal(file: str) -> bool:
     """Whether a file is part of the package, of the standard library, or of what calls the package back.
 
-    The tour and the kernels of ``pallas.ops`` are written as a user would.
+    The tours and the kernels of ``pallas.ops`` are written as a user would.
     """
     if file.startswith(_PACKAGE):
         return not file.startswith(_WRITTEN_AS_USERS)

@@ -1,29 +1,20 @@
-"""The tour: the main job in a few steps, each a title, what it says, and numbers for ``--json``."""
+"""The main job: a decoder's train step, laid out, explained, simulated, improved, searched."""
 
 from __future__ import annotations
 
 import inspect
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright.tour import TourStop
 
 LAYERS, WIDTH, HEADS, WORDS = 2, 64, 4, 128
 WIDE = 4096  # of the model that is simulated, which no laptop needs to hold
-
-
-@dataclass(frozen=True)
-class TourStop:
-    """One stop of the tour."""
-
-    title: str
-    text: str
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def norm(x: Any) -> Any:
