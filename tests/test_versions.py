@@ -31,9 +31,9 @@ MESH = 'sdy.mesh @mesh = <["x"=2, "y"=3]>\n'
 EXAMPLES: dict[Change, Callable[[], bool]] = {}
 
 
-def by_shardy(text: str, name: str, *more: str) -> bool:
-    """Whether a pass makes of a module what Shardy's, and some that clean up after it, make of it."""
-    return str(apply_passes(parse_module(text), [f"sdy-{name}"]).module) == apply(text, name, *more)
+def by_shardy(text: str, name: str) -> bool:
+    """Whether a pass makes of a module what Shardy's makes of it."""
+    return str(apply_passes(parse_module(text), [f"sdy-{name}"]).module) == apply(text, name)
 
 
 def rule(arguments: str, op: str) -> Callable[[], bool]:
@@ -62,7 +62,6 @@ EXAMPLES[versions.CONSTRAINTS] = lambda: by_shardy(
       return
     }}""",
     "apply-sharding-constraints",
-    "drop-sharding-rules",
 )
 EXAMPLES[versions.FUNCTION_RESULTS] = lambda: by_shardy(
     f"""{MESH}func.func @main(%a: {T} {{sdy.sharding = #sdy.sharding<@mesh, [{{"x"}}, {{}}]>}}) -> {T} {{
@@ -90,6 +89,22 @@ EXAMPLES[versions.UNEVEN] = lambda: by_shardy(
       return %0 : {T}
     }}""",
     "reshard-to-collectives",
+)
+EXAMPLES[versions.CALL_SUMS] = lambda: by_shardy(
+    f"""{MESH}func.func @main(%a: {T}) -> {T} {{
+      %0 = call @f(%a) {{sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{{"y"}}, {{}}]>]>}} : ({T}) -> {T}
+      return %0 : {T}
+    }}
+    func.func private @f(%a: {T}) -> ({T} {{sdy.sharding = #sdy.sharding<@mesh, [{{}}, {{}}], unreduced={{"x"}}>}}) {{
+      return %a : {T}
+    }}""",
+    "insert-func-call-reshards",
+)
+EXAMPLES[versions.EXPORT] = lambda: by_shardy(
+    f"""{MESH}func.func @main(%a: {T} {{sdy.sharding = #sdy.sharding<@mesh, [{{"x"}}, {{}}]>}}) -> {T} {{
+      return %a : {T}
+    }}""",
+    "export-pipeline",
 )
 
 

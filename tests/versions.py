@@ -62,6 +62,10 @@ CALLS = Change(
 UNEVEN = Change(
     "sdy-reshard-to-collectives", (0, 12, 0), "a dim that is padded to another size is gathered, or moved whole, first"
 )
+CALL_SUMS = Change(
+    "sdy-insert-func-call-reshards", (0, 12, 0), "a call that loses a partial sum, or makes one, is left as it is"
+)
+EXPORT = Change("sdy-export-pipeline", (0, 12, 0), "by itself, it writes meshes into shardings")
 PASSES = (CONSTRAINTS, FUNCTION_RESULTS, VERIFICATION)
 UNREDUCED_TEXT = Change("unreduced{…}", (0, 11, 0), "the sign = may be left out; there are unreduced=max{…} and min")
 
@@ -95,7 +99,7 @@ UNREDUCED_KIND = Change(
 )
 
 CHANGES = (
-    *RULES.values(), *PASSES, CALLS, UNEVEN, UNREDUCED_TEXT,
+    *RULES.values(), *PASSES, CALLS, CALL_SUMS, EXPORT, UNEVEN, UNREDUCED_TEXT,
     CROSS, SINC, HYPOT, SIGN, NEXTAFTER, TRI, LOG2, DIGAMMA, LOG1P, GUMBEL, GUMBEL_HALF,
     COMPLEX_MAXIMUM, ABSTRACT_MESH, UNREDUCED_KIND,
 )  # fmt: skip

@@ -6,35 +6,48 @@ module may come out differently; what has no reason must be the same, letter for
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import combinations
 from typing import NamedTuple
+from unittest import mock
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 from meshwright.errors import MeshwrightError
+from meshwright.interop.shardy import reshard_collectives
+from meshwright.interop.shardy.communication import can_reduce
 from meshwright.interop.shardy.passes import apply_passes
 from meshwright.interop.stablehlo.context import parse_module
+from tests.oracle.apart import apart
+from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
 from tests.oracle.shardy import LEFT_OUT, context, newest_rules
-from tests.versions import UNEVEN, older_than
+from tests.versions import CALL_SUMS, CALLS, UNEVEN, older_than
 
 CANONICALIZE = "canonicalize{enable-patterns=sdy-collective}"
+INSERT, COLLECTIVES = "sdy-insert-explicit-reshards", "sdy-reshard-to-collectives"
+FULL = f"{INSERT}{{enable-full-version=true}}"
 _ON_FUNCTIONS = frozenset({
     "sdy-constant-or-scalar-merger", "sdy-drop-sharding-rules", "sdy-explicit-gather-scatter-batching",
     "sdy-insert-explicit-reshards", "sdy-populate-op-sharding-rules", "sdy-remove-all-gather-reduce-scatter-for-cmv1",
     "sdy-reshard-to-collectives", "sdy-sharding-constraint-to-reshard", "sdy-sink-data-flow-edges",
     "sdy-sink-func-data-flow-edges", "sdy-verify-unreduced-axes",
 })  # fmt: skip
+ALL = (*EVERYTHING, "reshard", "stop", "meshes", "overlap")
 # On a module as it was written; some of them are in no pipeline.
 ALONE = (
     "sdy-basic-propagate", "sdy-aggressive-propagate", "sdy-op-priority-propagate", "sdy-user-priority-propagate",
     "sdy-basic-propagate{conservative-propagation=true}", "sdy-aggressive-propagate{propagation-strategy=basic}",
     "sdy-import-func-calls{add-data-flow-edges-on-named-computations=false}",
     "sdy-unflatten-call-graph{dedup-functions-fully=true}", "sdy-remove-propagation-debug-info",
-    "sdy-import-pipeline", "sdy-reshard-to-collectives", "sdy-reshard-to-collectives{keep-redundant-reshards=true}",
-    "sdy-populate-op-sharding-rules", "sdy-drop-sharding-rules", "sdy-drop-sharding-and-mesh", "sdy-inline-meshes",
+    "sdy-import-pipeline", "sdy-export-pipeline", "sdy-propagation-pipeline",
+    "sdy-reshard-to-collectives", "sdy-reshard-to-collectives{keep-redundant-reshards=true}",
+    "sdy-populate-op-sharding-rules", "sdy-populate-op-sharding-rules{conservative-propagation=true}",
+    "sdy-drop-sharding-rules", "sdy-drop-sharding-and-mesh", "sdy-inline-meshes",
     "sdy-lift-inlined-meshes", "sdy-add-data-flow-edges", "sdy-add-func-data-flow-edges",
     "sdy-apply-sharding-constraints", "sdy-close-shardings", "sdy-constant-or-scalar-merger",
     "sdy-constant-or-scalar-splitter", "sdy-export-named-computations", "sdy-flatten-call-graph",
@@ -99,13 +112,22 @@ def steps(text: str) -> Iterator[Step]:
     for name in pipeline():
         step = Step(name, text, by_shardy(text, name))
         yield step
+        if name == INSERT:
+            yield Step(FULL, text, by_shardy(text, FULL))
         if step.outcome.error:
             return
         text = step.outcome.text
 
 
 def by_us(text: str, name: str) -> Outcome:
-    """A module after a pass of ours."""
+    """A module after a pass of ours; where the installed version never looks at sizes, ours does not, either."""
+    if name.startswith(COLLECTIVES) and older_than(UNEVEN):
+        with mock.patch.object(reshard_collectives, "_padded", lambda size, axes: 0):
+            return _by_us(text, name)
+    return _by_us(text, name)
+
+
+def _by_us(text: str, name: str) -> Outcome:
     try:
         return Outcome(str(apply_passes(parse_module(text), [name]).module))
     except MeshwrightError as error:
@@ -114,30 +136,133 @@ def by_us(text: str, name: str) -> Outcome:
 
 def reason(step: Step, ours: Outcome) -> str:
     """Why ours does something else on purpose; "" if there is no reason, and it should be the same."""
-    theirs = step.outcome
-    if "sdy.data_flow_edge" in theirs.error and "sdy.named_computation" in step.given:
-        return "Shardy adds edges twice to named computations that are in the module, and its verifier refuses them"
-    if "is empty and closed but has a priority" in theirs.error:
-        return "Shardy closes empty dims that have a priority, and its verifier refuses them; ours drops the priority"
-    if step.name == "sdy-drop-sharding-and-mesh" and "unknown mesh" in theirs.error:
-        return "until 0.12, Shardy drops meshes that ops still name, and its verifier refuses them"
-    if step.name == "sdy-insert-explicit-reshards" and "concatenate" in step.given and ":(" in step.given:
-        return "between an axis and its parts in another order, of equal weight, Shardy and ours may choose differently"
-    if step.name.startswith("sdy-reshard-to-collectives") and older_than(UNEVEN):
-        return UNEVEN.what
-    if step.name.startswith("sdy-reshard-to-collectives") and "unreduced" in step.given:
-        return "Shardy loses the partial sums that a reshard takes or makes; ours sums, or refuses"
-    if step.name.startswith("sdy-reshard-to-collectives") and ("all_gather" in ours.text or theirs.error):
-        return "where Shardy stops short of the sharding asked for, or is refused by its verifier, ours arrives"
-    return ""
+    return next((why for why, holds in REASONS.items() if holds(step, step.outcome, ours)), "")
 
 
-def unexplained(step: Step) -> str:
-    """How ours differs from Shardy where it has no reason to; "" if it does not."""
-    ours = by_us(step.given, step.name)
-    if ours == step.outcome or (ours.error and step.outcome.error) or reason(step, ours):
-        return ""
+def _is_changed(step: Step, theirs: Outcome, ours: Outcome) -> bool:
+    """Whether the pass, or one of a pipeline, is not yet as it is in the newest version."""
+    if step.name in ("sdy-propagation-pipeline", "sdy-export-pipeline"):
+        return older_than(CALLS)
+    return step.name in LEFT_OUT
+
+
+def _is_lossy_call(step: Step, theirs: Outcome, ours: Outcome) -> bool:
+    return step.name == "sdy-insert-func-call-reshards" and older_than(CALL_SUMS) and "unreduced" in step.given
+
+
+def _sums_elsewhere(step: Step, theirs: Outcome, ours: Outcome) -> bool:
+    """Whether ours takes or makes a partial sum that Shardy does not."""
+    if not step.name.startswith((COLLECTIVES, INSERT, "sdy-propagation-pipeline", "sdy-export-pipeline")):
+        return False
+    return bool(ours.error) or any(
+        ours.text.count(word) != theirs.text.count(word) for word in ("sdy.all_reduce", "sdy.replicated_to_unreduced")
+    )
+
+
+def _reduces_otherwise(step: Step, theirs: Outcome, ours: Outcome) -> bool:
+    """Whether there is a reduction that the dialect has no all-reduce for."""
+    kinds = "multiply|and|or|xor" + ("|maximum|minimum" if not can_reduce("max") else "")
+    body = rf"stablehlo.(?:reduce|scatter)\b(?:.*applies stablehlo.(?:{kinds})|(?!.*applies))"
+    return step.name == FULL and re.search(body, step.given.replace('"', "")) is not None
+
+
+def _has_sizes_that_do_not_divide(text: str) -> bool:
+    for mesh in re.findall(r"sdy.mesh @\w+ = <\[(.*?)\]", text):
+        sizes = [int(size) for size in re.findall(r'"=(\d+)', mesh)]
+        if any(max(pair) % min(pair) for pair in combinations(sizes, 2)):
+            return True
+    return False
+
+
+# Why ours does something else on purpose, or cannot do the same.
+REASONS: dict[str, Callable[[Step, Outcome, Outcome], bool]] = {
+    "the installed version is older than a change that ours follows": _is_changed,
+    "Shardy adds edges twice to named computations that are in the module, and its verifier refuses them": (
+        lambda step, theirs, ours: "sdy.data_flow_edge" in theirs.error and "sdy.named_computation" in step.given
+    ),
+    "Shardy closes empty dims that have a priority, and its verifier refuses them; ours drops the priority": (
+        lambda step, theirs, ours: "is empty and closed but has a priority" in theirs.error
+    ),
+    "until 0.12, Shardy drops meshes that ops still name, and its verifier refuses them": (
+        lambda step, theirs, ours: step.name == "sdy-drop-sharding-and-mesh" and "unknown mesh" in theirs.error
+    ),
+    "Shardy reads the sharding of a call after it is gone: what it finds is another's, or ends it": (
+        lambda step, theirs, ours: (
+            step.name.startswith("sdy-import-func-calls") and "doesn't match tensor rank" in theirs.error
+        )
+    ),
+    "until 0.12, a call that loses a partial sum, or makes one, is resharded": _is_lossy_call,
+    "between an axis and its parts in another order, of equal weight, Shardy and ours may choose differently": (
+        lambda step, theirs, ours: step.name == INSERT and "concatenate" in step.given and ":(" in step.given
+    ),
+    "a value behind a barrier is laid out as before it; Shardy takes it for replicated": (
+        lambda step, theirs, ours: step.name == FULL and "sdy.propagation_barrier" in step.given
+    ),
+    "the dialect has no all-reduce for a reduction; Shardy sums the parts": _reduces_otherwise,
+    "reshapes whose dims do not fit the axes are split in another way": (
+        lambda step, theirs, ours: step.name == FULL and "stablehlo.reshape" in step.given
+    ),
+    "Shardy forgets partial sums that a reshard takes or makes, or a value of no sharding; ours sums, or refuses": (
+        lambda step, theirs, ours: "unreduced" in step.given and _sums_elsewhere(step, theirs, ours)
+    ),
+    "where sizes of axes do not divide one another, Shardy stops short of the sharding asked for; ours arrives": (
+        lambda step, theirs, ours: step.name.startswith(COLLECTIVES) and _has_sizes_that_do_not_divide(step.given)
+    ),
+    "parts of axes that cannot be beside each other are gathered; Shardy's verifier refuses what it makes": (
+        lambda step, theirs, ours: step.name.startswith(COLLECTIVES) and ":(" in step.given and bool(theirs.error)
+    ),
+}
+
+
+def first_difference(step: Step, ours: Outcome) -> str:
+    """The first line on which ours and Shardy differ."""
     theirs = step.outcome.text.splitlines() or [step.outcome.error]
     lines = ours.text.splitlines() or [ours.error]
     first = next((n for n, pair in enumerate(zip(theirs, lines, strict=False)) if pair[0] != pair[1]), 0)
     return f"{step.name}, line {first + 1}:\n- {theirs[first]}\n+ {lines[min(first, len(lines) - 1)]}"
+
+
+def each_alone(text: str, names: Sequence[str]) -> Iterator[Outcome]:
+    """A module after each of some passes of Shardy's."""
+    for name in names:
+        yield by_shardy(text, name)
+
+
+def alone(text: str, names: Sequence[str]) -> Iterator[Step]:
+    """Each of some passes on a module; those that Shardy does not survive are left out."""
+    left = list(names)
+    while left:
+        found = apart(each_alone, text, left)
+        yield from (Step(name, text, outcome) for name, outcome in zip(left, found, strict=False))
+        del left[: len(found) + 1]
+
+
+class Comparison(NamedTuple):
+    """One module, or several: how many passes were compared, how often each reason held, and what has none."""
+
+    passes: int
+    reasons: Counter[str]
+    differences: list[str]
+
+
+def compared(seed: int, share: float = 1.0) -> Comparison:
+    """Ours and Shardy on one random module, through a share of all passes."""
+    rng = random.Random(seed)
+    features = (*ALL, "named") if seed % 5 == 0 else ALL
+    found: list[Step] = apart(steps, random_module(seed, Recipe(ops=8, features=features)))
+    if not found:
+        return Comparison(0, Counter(), [])
+    found += alone(found[0].given, [name for name in ALONE if rng.random() < share])
+    chosen = [step for step in found if step.name != CANONICALIZE and rng.random() < share]
+    reasons: Counter[str] = Counter()
+    differences = []
+    for step in chosen:
+        ours = by_us(step.given, step.name)
+        if ours == step.outcome or (ours.error and step.outcome.error):
+            continue
+        why = reason(step, ours)
+        if why:
+            reasons[why] += 1
+        else:
+            differences.append(f"seed {seed}, {first_difference(step, ours)}")
+    return Comparison(len(chosen), reasons, differences)

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import random
 import re
 
 import pytest
 
 from meshwright.interop.shardy.passes import pass_names
-from tests.oracle.apart import apart, one_apart
-from tests.oracle.each_pass import ALONE, CANONICALIZE, Step, by_shardy, by_us, steps, unexplained
-from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
-
-ALL = (*EVERYTHING, "reshard", "stop", "meshes", "overlap")
-FULL = "sdy-insert-explicit-reshards{enable-full-version=true}"
-
-
-def compared(seed: int, share: float) -> tuple[list[str], int]:
-    """How ours differs from Shardy on one module, and how many passes were compared: a share of all."""
-    rng = random.Random(seed)
-    features = (*ALL, "named") if seed % 5 == 0 else ALL
-    found: list[Step] = apart(steps, random_module(seed, Recipe(ops=8, features=features)))
-    if not found:
-        return [], 0
-    given = found[0].given
-    found += [Step(name, given, one_apart(by_shardy, given, name)) for name in ALONE if rng.random() < share]
-    chosen = [s for s in found if s.outcome is not None and s.name != CANONICALIZE and rng.random() < share]
-    differences = [unexplained(step) for step in chosen]
-    return [f"seed {seed}, {one}" for one in differences if one], len(chosen)
+from tests.oracle.each_pass import ALONE, by_shardy, by_us, compared
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_each_pass_does_what_shardy_s_does(first: int) -> None:
     results = [compared(seed, 0.25) for seed in range(first, first + 20)]
-    assert [line for lines, _ in results for line in lines] == []
-    assert sum(count for _, count in results) > 60
+    assert [line for result in results for line in result.differences] == []
+    assert sum(result.passes for result in results) > 60
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 21000, 1000))
 def test_each_pass_does_what_shardy_s_does_on_many_modules(first: int) -> None:
     results = [compared(seed, 0.1) for seed in range(first, first + 1000)]
-    assert [line for lines, _ in results for line in lines] == []
+    assert [line for result in results for line in result.differences] == []
 
 
 def test_every_pass_of_the_comparison_is_one_of_ours() -> None:

@@ -320,6 +320,10 @@ def reshard_calls(graph: Graph) -> None:
                 sharding = graph.open_sharding(mesh, rank)
             elif sharding is None and value.sharding is not None:
                 sharding = graph.sharding(value.sharding.mesh, (CLOSED,) * rank)
+            if sharding is not None and _unreduced(value.sharding) != _unreduced(sharding):
+                # A partial sum that is lost or made here is for the verification to tell: no reshard hides it.
+                value.sharding = value.sharding or graph.sharding(sharding.mesh, (CLOSED,) * rank)
+                continue
             found, value.sharding = value.sharding, sharding
             if equivalent(found, sharding):
                 continue
@@ -333,6 +337,10 @@ def reshard_calls(graph: Graph) -> None:
             reshard.use([value])
             assert op.parent is not None
             op.parent.insert_after(op, reshard)
+
+
+def _unreduced(sharding: Known | None) -> Axes:
+    return () if sharding is None else sharding.unreduced
 
 
 def equivalent(one: Known | None, other: Known | None) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from meshwright.propagate.graph import OPEN, Graph, GraphOp, GraphValue, Known, hold, inside_first
 from meshwright.propagate.groups import place_after
+from meshwright.propagate.manual import begin_computation, finish_computation, write_inside
 from meshwright.propagate.problem import Kind
 
 
 def apply_constraints(graph: Graph) -> None:
     """Copy closed constraints to what they constrain, and let later users see the constrained value."""
     order = [op for function in graph.functions for op in inside_first(function.block)]
+    computations = [op for op in order if op.kind in (Kind.MANUAL, Kind.NAMED)]
+    for op in computations:
+        begin_computation(graph, op)
     for op in order:
         if op.kind is Kind.CONSTRAINT:
             first = _first_of_chain(op)
@@ -21,8 +25,11 @@ def apply_constraints(graph: Graph) -> None:
             assert sharding is not None
             _apply(graph, op.operands[0].value, sharding, op, op)
         elif op.kind is Kind.MANUAL:
+            write_inside(graph, op)
             for use, sharding in zip(list(op.operands), op.in_shardings or (), strict=True):
                 _apply(graph, use.value, sharding, op, None)
+    for op in computations:
+        finish_computation(graph, op)
 
 
 def _apply(graph: Graph, value: GraphValue, sharding: Known, op: GraphOp, constraint: GraphOp | None) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from meshwright.propagate.graph import FunctionOp, Graph, GraphOp, GraphValue, Known, can_hold, hold, walk
 from meshwright.propagate.groups import form_groups
-from meshwright.propagate.manual import with_manual, without_manual
+from meshwright.propagate.manual import begin_computation, finish_computation, with_manual, without_manual
 from meshwright.propagate.problem import Direction, FactorRule, Kind
 from meshwright.propagate.step import Changes, step
 
@@ -72,7 +72,7 @@ class Propagation:
         self._steps: dict[object, Changes] = {}
         self._computations = [op for op in graph.walk() if op.kind in _COMPUTATIONS]
         for op in self._computations:
-            self._begin(op)
+            begin_computation(graph, op)
         self.told = form_groups(graph)
         self._joined: dict[int, JoinedTensors] = {}
         self._stack: list[GraphOp] = []
@@ -101,36 +101,12 @@ class Propagation:
         self.graph.sweep()
         self._exchange_results()
 
-    def _begin(self, op: GraphOp) -> None:
-        """Where there are no edges, the results and arguments of a computation hold what it says of them."""
-        for value, sharding in zip(op.results, op.out_shardings or (), strict=False):
-            value.sharding = sharding if value.edge is None else None
-        for value, sharding in zip(op.blocks[0].arguments, op.in_shardings or (), strict=False):
-            inside = without_manual(self.graph, sharding, op.manual_axes)
-            value.sharding = inside if value.edge is None else None
-
     def finish(self) -> None:
         """Write what was found for the results and arguments of a computation where it says it."""
         for op in self.graph.walk():
             op.shows_rule = op.shows_rule or op.kind is Kind.CONSTRAINT
         for op in self._computations:
-            arguments = op.blocks[0].arguments
-            op.out_shardings = self._written(op.results) or op.out_shardings
-            inside = self._written(arguments)
-            if inside is not None:
-                outside = op.in_shardings or inside
-                op.in_shardings = [
-                    with_manual(self.graph, out, inner, op.manual_axes)
-                    for out, inner in zip(outside, inside, strict=True)
-                ]
-            for value in (*op.results, *arguments):
-                value.sharding = None
-
-    def _written(self, values: list[GraphValue]) -> list[Known] | None:
-        mesh = next((value.sharding.mesh for value in values if value.sharding is not None), None)
-        if mesh is None:
-            return None
-        return [value.sharding or self.graph.open_sharding(mesh, len(value.shape or ())) for value in values]
+            finish_computation(self.graph, op)
 
     def _visit(self, op: GraphOp, direction_of: DirectionOf) -> None:
         joined = self._joined.get(id(op))

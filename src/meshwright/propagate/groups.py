@@ -77,8 +77,8 @@ def _computation(op: GraphOp) -> GraphOp | None:
 def form_groups(graph: Graph) -> list[str]:
     """Let the values of each group know each other, and have one sharding; what could not be is told.
 
-    If several different shardings were written, a constraint that says nothing is put after each value, and takes its
-    place in the group.
+    If several different shardings were written, a constraint that says nothing is put after each value, as often as it
+    is in the group, and takes its place there.
     """
     groups: dict[int, list[GraphOp]] = {}
     for op in graph.walk():
@@ -94,7 +94,7 @@ def form_groups(graph: Graph) -> list[str]:
                 f"The values of sharding group {number} have different shardings: "
                 + ", ".join(sorted({str(sharding) for sharding in known}))
             )
-            values = [_constrain(graph, value, known[0]) for value in values]
+            values = [_constrain(graph, op.operands[0].value, known[0]) for op in ops]
         elif known:
             giver = next(value.holder for value in values if value.known is known[0])
             for value in values:

@@ -48,8 +48,22 @@ def _unreduced(values: Iterable[GraphValue]) -> list[tuple[AxisRef, str]]:
     return [(axis, by) for axes, by in map(_seen, values) for axis in axes]
 
 
+def _before_barriers(value: GraphValue) -> GraphValue:
+    """The value that propagation barriers were put behind: they say nothing of it."""
+    while value.op is not None and value.op.kind is Kind.BARRIER and value.known is None:
+        value = value.op.operands[0].value
+    return value
+
+
+def _is_made_by_reshard(value: GraphValue) -> bool:
+    """Whether a user asked for this very value to be unreduced; Shardy lets what uses it do as it likes."""
+    return value.op is not None and value.op.kind in (Kind.CONSTRAINT, Kind.RESHARD)
+
+
 def _check_op(op: GraphOp) -> None:
-    given, made = _unreduced(use.value for use in op.operands), _unreduced(op.results)
+    values = [_before_barriers(use.value) for use in op.operands]
+    given = _unreduced(value for value in values if not _is_made_by_reshard(value))
+    made = _unreduced(op.results)
     across = op.node.across if op.node is not None else None
     for axis, by in given:
         kept = [other_by for other, other_by in made if other.contains(axis)]
@@ -123,7 +137,8 @@ def _check_call(op: GraphOp, callee: FunctionOp) -> None:
     for use, argument in zip(op.operands, callee.block.arguments, strict=True):
         what = f"The call of {callee.name!r} has as operand {use.index}"
         place = f"'{_name(op)}' op", f"at call argument {use.index}.", _where(op)
-        _check_same(_seen(use.value)[0], _seen(argument)[0], what, place)
+        if not _is_made_by_reshard(_before_barriers(use.value)):
+            _check_same(_seen(_before_barriers(use.value))[0], _seen(argument)[0], what, place)
     for value, sharding in zip(op.results, callee.result_shardings, strict=True):
         what = f"The call of {callee.name!r} has as result {value.index}"
         place = f"'{_name(op)}' op", f"at call result {value.index}.", _where(op)

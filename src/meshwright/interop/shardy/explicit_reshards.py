@@ -212,10 +212,13 @@ class _Inserter:
         """Replace a reshard to something unreduced that was not."""
         source, (target,) = self._known(op.operands[0]), self._known.of_results(op)
         assert target is not None
-        source = source or _whole(target.mesh, target.rank)
-        if not difference(target.unreduced, source.unreduced):
+        if not difference(target.unreduced, source.unreduced if source is not None else ()):
             return False
-        op.results[0].replace_all_uses_with(self._as_partial_sum(_before(op), op.operands[0], source, target))
+        value = op.operands[0]
+        if source is None:  # the collectives below are on values that say how they are laid out
+            source = _whole(target.mesh, target.rank)
+            value = resharded(_before(op), value, source)
+        op.results[0].replace_all_uses_with(self._as_partial_sum(_before(op), value, source, target))
         op.erase()
         return True
 
@@ -244,7 +247,7 @@ class _Inserter:
         rule = self._rule(op)
         values = [*op.operands, *op.results]
         given = [self._known(value) for value in values]
-        mesh = _common_mesh([*given[len(op.operands) :], *given[: len(op.operands)]])
+        mesh = _common_mesh(given)
         if rule is None or mesh is None:
             return
         combine = _combination(op, rule)
@@ -398,9 +401,11 @@ def _same(one: TensorSharding | None, other: TensorSharding | None) -> bool:
 
 
 def _common_mesh(shardings: Sequence[TensorSharding | None]) -> Any:
-    """The mesh that most are on; None if none is on one, or if two have different axes."""
-    known = [s.mesh for s in shardings if s is not None and not s.mesh.empty]
+    """The mesh that most are split on, or else are on; None if none is on one, or if two have different axes."""
+    told = [s for s in shardings if s is not None and not s.mesh.empty]
+    known = [s.mesh for s in told]
     if not known or any(mesh.is_maximal or [*mesh.shape.items()] != [*known[0].shape.items()] for mesh in known):
         return None
+    known = [s.mesh for s in told if any(dim.axes for dim in s.dims)] or known
     counts = Counter(mesh.name for mesh in known)
     return max(known, key=lambda mesh: counts[mesh.name])

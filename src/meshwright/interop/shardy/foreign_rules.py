@@ -190,6 +190,16 @@ def _nothing_where_it_moves(x: Instance, rule: Factors) -> Factors:
     return rule._replace(blocked=rule.blocked | rule.permuted)
 
 
+def _nothing_where_it_scatters(x: Instance, rule: Factors) -> Factors:
+    return rule._replace(blocked=rule.blocked | rule.permuted | rule.replicated)
+
+
+def _nothing_where_it_grows(x: Instance, rule: Factors) -> Factors:
+    sizes = zip(rule.operands[0], x.operands[0].shape, x.results[0].shape, strict=True)
+    grown = frozenset(factor for dim, before, after in sizes if before != after for factor in dim)
+    return rule._replace(blocked=rule.blocked | (rule.permuted & grown))
+
+
 def _concatenated_apart(x: Instance, rule: Factors) -> Factors:
     return _apart(rule, rule.permuted | rule.replicated)
 
@@ -199,7 +209,13 @@ def _windows_apart(x: Instance, rule: Factors) -> Factors:
 
     dims = stablehlo.ConvDimensionNumbers(x.attributes["dimension_numbers"])
     sides = ((rule.operands[1], dims.kernel_spatial_dimensions), (rule.results[0], dims.output_spatial_dimensions))
-    return _apart(rule, frozenset(factor for tensor, places in sides for dim in places for factor in tensor[dim]))
+    windows = frozenset(factor for tensor, places in sides for dim in places for factor in tensor[dim])
+    kernel, made = (
+        rule.operands[1][dims.kernel_output_feature_dimension],
+        rule.results[0][dims.output_feature_dimension],
+    )
+    alone = frozenset({*kernel} ^ {*made})  # of one feature: nothing that the two have in common
+    return _apart(rule, windows | alone)
 
 
 def _apart(rule: Factors, gone: frozenset[str]) -> Factors:
@@ -230,8 +246,8 @@ def _apart(rule: Factors, gone: frozenset[str]) -> Factors:
 CONSERVATIVE: dict[str, Callable[[Instance, Factors], Factors]] = {
     "stablehlo.concatenate": _concatenated_apart,
     "stablehlo.convolution": _windows_apart,
-    "stablehlo.pad": _nothing_where_it_moves,
+    "stablehlo.pad": _nothing_where_it_grows,
     "stablehlo.reduce_window": _nothing_where_it_moves,
-    "stablehlo.select_and_scatter": _nothing_where_it_moves,
+    "stablehlo.select_and_scatter": _nothing_where_it_scatters,
     "stablehlo.slice": _nothing_where_it_moves,
 }

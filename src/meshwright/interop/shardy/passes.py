@@ -97,7 +97,7 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 _SPLITTER = "sdy-constant-or-scalar-splitter"
 _LIFT = "sdy-lift-inlined-meshes"
-_LAST_OF_EXPORT = "sdy-close-shardings"
+_EXPORT, _LAST_OF_EXPORT = "sdy-export-pipeline", "sdy-close-shardings"
 
 
 class Passed(NamedTuple):
@@ -185,6 +185,8 @@ def _propagated(module: Any, calls: Sequence[PassCall], warnings: list[str], nam
     if any(name in PIPELINES and _LAST_OF_EXPORT in PIPELINES[name] for name in passes):
         insert_reshards(new, rules_before=True)
         _clean(new)
+        if passes[-1] == _EXPORT:
+            inline_meshes(new)
     if any(name in STRATEGIES for name in single) and not keeps_rules:
         drop_rules(new)
     return new, answer

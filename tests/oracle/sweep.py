@@ -1,0 +1,95 @@
+"""Long comparisons, in pieces that can be stopped and taken up again.
+
+    python -m tests.oracle.sweep passes --modules 20000 --into passes.jsonl
+    python -m tests.oracle.sweep orders --modules 10000 --into orders.jsonl
+
+A line of the file is what came of the modules of some seeds; those that are in it are not run again. The end of the
+output is the sum of the whole file. The exit code is 1 if anything differs without a reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jaxlib
+
+from tests.oracle.each_pass import compared
+from tests.oracle.test_order_free import results
+
+CHUNK, ORDERS, FIRST = 25, 5, 1000
+
+
+def passes(seeds: range, share: float) -> dict[str, Any]:
+    """Every pass, or each with some chance, on modules, beside Shardy's."""
+    found = [compared(seed, share) for seed in seeds]
+    reasons = sum((one.reasons for one in found), Counter[str]())
+    return {
+        "modules": sum(one.passes > 0 for one in found),
+        "compared": sum(one.passes for one in found),
+        "reasons": dict(reasons),
+        "differences": [line for one in found for line in one.differences],
+    }
+
+
+def orders(seeds: range, share: float) -> dict[str, Any]:
+    """``-mw-propagate`` on programs in several orders, and the bytes of its shardings beside Shardy's."""
+    found = {seed: results(seed, ORDERS) for seed in seeds}
+    finite = [(ours, theirs) for _, ours, theirs in found.values() if max(ours, theirs) < float("inf")]
+    return {
+        "modules": len(found),
+        "compared": len(found) * ORDERS,
+        "bytes": sum(ours for ours, _ in finite),
+        "bytes of Shardy": sum(theirs for _, theirs in finite),
+        "differences": [f"seed {seed}: {count} results" for seed, (count, _, _) in found.items() if count > 1],
+    }
+
+
+SWEEPS: dict[str, Callable[[range, float], dict[str, Any]]] = {"passes": passes, "orders": orders}
+
+
+def total(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sum of all lines of a file."""
+    found: dict[str, Any] = {"jaxlib": sorted({line["jaxlib"] for line in lines}), "differences": []}
+    for line in lines:
+        for key, value in line.items():
+            if key == "reasons":
+                found[key] = dict(Counter(found.get(key, {})) + Counter(value))
+            elif key == "differences":
+                found[key] += value
+            elif key not in ("first", "jaxlib"):
+                found[key] = found.get(key, 0) + value
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("sweep", choices=SWEEPS)
+    parser.add_argument("--modules", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=FIRST, help="the first seed")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of passes, the chance that a module goes through each"
+    )
+    parser.add_argument("--into", type=Path, required=True, help="the file that has what was found")
+    options = parser.parse_args()
+    known = options.into.read_text().splitlines() if options.into.exists() else []
+    done = {json.loads(line)["first"] for line in known}
+    end = options.first + options.modules
+    for first in range(options.first, end, CHUNK):
+        if first not in done:
+            found = SWEEPS[options.sweep](range(first, min(first + CHUNK, end)), options.share)
+            with options.into.open("a") as file:
+                file.write(json.dumps({"first": first, "jaxlib": jaxlib.__version__, **found}) + "\n")
+    lines = [json.loads(line) for line in options.into.read_text().splitlines()]
+    found = total(lines)
+    print(json.dumps(found, indent=2))
+    return 1 if found["differences"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
