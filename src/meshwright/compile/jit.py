@@ -30,7 +30,7 @@ from meshwright.core.current import current_engine, current_mesh
 from meshwright.core.op import Op
 from meshwright.core.program import Params, Program, below
 from meshwright.core.source import Source, here, traced_apart, traced_source
-from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, state, to_array
+from meshwright.core.trace import Array, Mapped, Tracer, leaked, run, set_left_open, set_places, state, to_array
 from meshwright.core.types import TensorType
 from meshwright.engine.chunks import Repeated
 from meshwright.errors import MeshError, MeshwrightError, StaticError
@@ -271,7 +271,8 @@ class Jitted:
         self, args: Any, kwargs: Any, statics: Statics, places: Sequence[Any], types: Sequence[TensorType]
     ) -> Where:
         """Where arguments are and results go, as far as anybody says."""
-        if self.in_shardings is None and self.out_shardings is None and all(place is None for place in places):
+        nowhere = self.in_shardings is None and self.out_shardings is None and all(place is None for place in places)
+        if nowhere and current_mesh.get() is None:
             return NOWHERE
         from meshwright.compile.partitioning import placement_of
 
@@ -513,6 +514,20 @@ def _on_its_mesh(op: Op, operands: Sequence[Array], params: Params) -> Any:
 
 
 set_left_open(_on_its_mesh)
+
+
+def _places(op: Op, operands: Sequence[Array], types: Sequence[TensorType], params: Params) -> Sequence[Any]:
+    """Where the results of an op that is computed at once are."""
+    if current_mesh.get() is None and all(
+        x._sharding is None or not getattr(x._sharding, "committed", True) for x in operands
+    ):
+        return [None] * len(types)
+    from meshwright.propagate.eager import places  # no program without a mesh needs to load it
+
+    return places(op, operands, types, params)
+
+
+set_places(_places)
 
 
 def _shown(numbers: Sequence[int], names: Sequence[str], donate: Donated) -> str:

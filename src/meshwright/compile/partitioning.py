@@ -30,7 +30,7 @@ from meshwright.partition.layouts import closed, on_mesh, replicated
 from meshwright.partition.partition import combined, overlapped
 from meshwright.propagate.from_program import ProgramGraph, Propagated
 from meshwright.propagate.own_regions import own_regions
-from meshwright.sharding.explicit import only_typed
+from meshwright.sharding.explicit import new_place, only_typed
 from meshwright.sharding.mesh import AbstractMesh, BaseMesh, Device, Mesh, both, get_mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.single_device import SingleDeviceSharding, one_device
@@ -158,6 +158,8 @@ def placement_of(
     for place, own, shape in zip(given, found, shapes, strict=True):
         said = own if place is None else place
         sharding = own if said is own and isinstance(own, NamedSharding | None) else sharding_for(said, shape)
+        if said is not own:
+            _check_agreed(sharding, own, len(shape))
         if not isinstance(sharding, NamedSharding):
             devices += [sharding] if sharding is not None else []
             chosen.append(None)
@@ -171,9 +173,11 @@ def placement_of(
         for s in tree.leaves(out_shardings)
         if isinstance(s, NamedSharding | TensorSharding) and not s.mesh.is_maximal
     ]
-    if not meshes and any(isinstance(s, PartitionSpec) for s in tree.leaves(out_shardings)):
-        current = get_mesh()
-        meshes += [current] if current is not None else []
+    current = get_mesh()
+    if not meshes and current is not None:
+        new = new_place(0) is not None and not devices
+        if new or any(isinstance(s, PartitionSpec) for s in tree.leaves(out_shardings)):
+            meshes += [current]
     device = on_one_device(devices, meshes[:1])
     if not meshes:
         for place in tree.leaves(out_shardings):
@@ -198,6 +202,27 @@ def placement_of(
         )
     groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
     return Where(Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups), others=tuple(meshes[1:])))
+
+
+def _check_agreed(asked: Sharding, own: Any, ndim: int) -> None:
+    """Refuse ``in_shardings`` for an argument that was put elsewhere: a call moves nothing that somebody placed."""
+    if own is None or not getattr(own, "committed", True) or own == asked:
+        return
+    if isinstance(asked, NamedSharding) and not asked.spec.is_closed:
+        return
+    if isinstance(own, NamedSharding) and not own.spec.is_closed:
+        return
+    if not own.is_equivalent_to(asked, ndim):
+        raise ShardingError(
+            f"jit's in_shardings say {_placed_as(asked)} of an argument that is placed as {_placed_as(own)}.",
+            where=here(),
+            why="an argument that was put somewhere stays there, and a call does not move it",
+            fix=f"mw.device_put(x, {_placed_as(asked)}) before the call, or no in_shardings for it",
+        )
+
+
+def _placed_as(place: Any) -> str:
+    return pasted(place.spec) if isinstance(place, NamedSharding) else repr(place)
 
 
 def on_one_device(places: Sequence[Any], meshes: Sequence[BaseMesh]) -> SingleDeviceSharding | None:

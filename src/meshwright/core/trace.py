@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meshwright.core import dtypes
-from meshwright.core.current import current_device, current_processes
+from meshwright.core.current import current_device, current_mesh, current_processes
 from meshwright.core.facts import Structure
 from meshwright.core.limits import out_of_memory, refuse_impossible
 from meshwright.core.linearity import Does
@@ -195,6 +195,7 @@ _pbroadcast: Op | None = None
 _with_summands: Callable[..., Any] | None = None
 _sum_rows: Callable[[Array], Array] | None = None
 _left_open: Callable[..., Any] | None = None
+_places: Callable[..., Any] | None = None
 
 
 def set_namespace(namespace: Any) -> None:
@@ -219,6 +220,12 @@ def set_left_open(compute: Callable[..., Any]) -> None:
     """Say how an op is computed on arrays on a mesh that leaves the sum over devices open."""
     global _left_open
     _left_open = compute
+
+
+def set_places(places: Callable[..., Any]) -> None:
+    """Say where the results of an op on arrays on a mesh are, when it is computed at once."""
+    global _places
+    _places = places
 
 
 MOST_LEVELS = 48  # Python's own stack ends soon after
@@ -591,7 +598,9 @@ def _compute(op: Op, args: Sequence[Any], params: Params) -> Any:
         raise
     for x in operands:
         if x._sharding is not None:
-            return _placed(op, operands, outs, types)
+            return _placed(op, operands, outs, types, params)
+    if current_mesh.get() is not None:
+        return _placed(op, operands, outs, types, params)
     if types.__class__ is tuple:
         return tuple(Array(np.asarray(out), t) for out, t in zip(outs, types, strict=True))
     return Array(np.asarray(outs), types)  # type: ignore[arg-type]
@@ -611,13 +620,13 @@ def computed(op: Op, *data: Any, **params: Any) -> Any:
         return op.evaluate(_namespace, *data, **params)
 
 
-def _placed(op: Op, operands: Sequence[Array], outs: Any, types: Any) -> Any:
-    """The results of an op on arrays that were put somewhere: over Explicit axes they are where their types say."""
-    from meshwright.sharding.explicit import placement  # no program without a mesh needs to load it
-
+def _placed(op: Op, operands: Sequence[Array], outs: Any, types: Any, params: Params) -> Any:
+    """The results of an op on arrays that were put somewhere, or that is computed while a mesh is current."""
+    assert _places is not None
     several = types.__class__ is tuple
     found = (outs, types) if several else ((outs,), (types,))
-    arrays = [Array(np.asarray(x), t, placement(op.name, operands, t)) for x, t in zip(*found, strict=True)]
+    places = _places(op, operands, found[1], params)
+    arrays = [Array(np.asarray(x), t, place) for x, t, place in zip(*found, places, strict=True)]
     return tuple(arrays) if several else arrays[0]
 
 

@@ -32,6 +32,7 @@ from meshwright.arrays.operands import (
 from meshwright.arrays.static import no_negative, one_of, placed, static_flag, static_int, static_shape, static_size
 from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes
+from meshwright.core.current import current_mesh
 from meshwright.core.dtypes import DType
 from meshwright.core.limits import MOST_DIMS, out_of_memory, refuse_impossible, refuse_unheld
 from meshwright.core.source import here
@@ -74,7 +75,18 @@ def array(
     refuse_impossible("mnp.array", [TensorType((1,) * min(ndmin, MOST_DIMS + 1), made.type.dtype)])
     if made.ndim < ndmin:
         made = basic.reshape(made, shape=(1,) * (ndmin - made.ndim) + made.shape)
+    if made.__class__ is Array and made._sharding is None and device is None and out_sharding is None:
+        made = Array(made.data, made.type, _new_place(made)) if not isinstance(object, Value) else made
     return placed(made, device, out_sharding)
+
+
+def _new_place(x: Value) -> Any:
+    """Where a new array is: nowhere, or on the current mesh."""
+    if current_mesh.get() is None:
+        return None
+    from meshwright.sharding.explicit import new_place  # no program without a mesh needs to load it
+
+    return new_place(x.ndim)
 
 
 def asarray(

@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import Any, NamedTuple
 
+from meshwright.core.current import current_device
 from meshwright.core.factors import Factors, check_fit
 from meshwright.core.facts import ExplicitFacts
 from meshwright.core.program import Params
@@ -21,7 +22,7 @@ from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
 from meshwright.sharding.axes import Axes, AxisRef, overlap
 from meshwright.sharding.check import resolve
-from meshwright.sharding.mesh import AbstractMesh, AxisType, BaseMesh, both
+from meshwright.sharding.mesh import AbstractMesh, AxisType, BaseMesh, Mesh, both, get_mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding, type_sharding
 from meshwright.sharding.single_device import SingleDeviceSharding, one_device
 from meshwright.sharding.spec import PartitionSpec, entry_axes, pasted, read_axis
@@ -123,7 +124,9 @@ def result_layouts(
     return [_as_asked(question, given[0], mesh, dims, t) for dims, t in zip(natural, results, strict=True)]
 
 
-def placement(name: str, operands: Sequence[Any], t: TensorType) -> NamedSharding | SingleDeviceSharding | None:
+def explicit_placement(
+    name: str, operands: Sequence[Any], t: TensorType
+) -> NamedSharding | SingleDeviceSharding | None:
     """Where a result of this type is, computed at once from arrays; None unless one is on a mesh with Explicit axes, or
     was put onto one device, or it is a partial sum, whose summands are where those of the operands are."""
     device = one_device(f"The operands of {name}", [x._sharding for x in operands])
@@ -133,11 +136,21 @@ def placement(name: str, operands: Sequence[Any], t: TensorType) -> NamedShardin
     meshes = [place.mesh for place in places if place.mesh.explicit_mesh is not None]
     if not meshes:
         own = next((place for place in places if t.unreduced and place.spec.unreduced), None)
-        return None if own is None else NamedSharding(own.mesh, PartitionSpec(unreduced=own.spec.unreduced))
+        if own is not None:
+            return NamedSharding(own.mesh, PartitionSpec(unreduced=own.spec.unreduced))
+        return None if places else new_place(t.ndim)
     other = next((mesh for mesh in meshes if mesh != meshes[0]), None)
     if other is not None:
         raise _apart(name, [x.type for x in operands], meshes[0], other)
     return NamedSharding(meshes[0], spec_of(t))
+
+
+def new_place(ndim: int) -> NamedSharding | None:
+    """Where an array is that is made of nothing that was put anywhere: on all devices of the current mesh, if that has
+    Explicit axes."""
+    mesh = get_mesh()
+    explicit = isinstance(mesh, Mesh) and mesh.explicit_mesh is not None and current_device.place is None
+    return NamedSharding(mesh, PartitionSpec(*[None] * ndim)) if explicit else None
 
 
 def _as_asked(
