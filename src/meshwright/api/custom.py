@@ -8,14 +8,16 @@ from dataclasses import replace
 from functools import update_wrapper, wraps
 from types import MethodType
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from meshwright.api.cotangents import going_back
 from meshwright.arrays.static import static_flag
 from meshwright.arrays.tracing import argument_numbers, check_function, leaf_value, trace_flat
+from meshwright.compile.jit import TracedInside, trace_inside
 from meshwright.core import tree
 from meshwright.core.program import Rule
-from meshwright.core.source import here
-from meshwright.core.trace import state
+from meshwright.core.source import here, traced_source
+from meshwright.core.trace import is_number, state
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TreeError
 from meshwright.ops import residual
@@ -220,7 +222,8 @@ class custom_vjp(Generic[F]):
         out_types = call.program.out_types
 
         def forward(*flat: Any) -> tuple[list[Any], list[Any], Rule]:
-            xs = tree.unflatten(structure, flat)[0]
+            given = [x if is_number(x) else v for x, v in zip(leaves, flat, strict=True)]
+            xs = tree.unflatten(structure, given)[0]
             pair = fwd(*_join_args(fixed, xs, self.nondiff))
             if not isinstance(pair, tuple | list) or len(pair) != 2 or tree.structure(pair[0]) != call.out_tree:
                 raise TreeError(
@@ -230,10 +233,12 @@ class custom_vjp(Generic[F]):
                     fix="return f(x), (x,)",
                 )
             outs = [leaf_value(x, "a result of a fwd rule") for x in tree.leaves(pair[0])]
-            saved, saved_tree = tree.flatten(pair[1])
+            kept, saved_tree = tree.flatten(pair[1])
+            saved = [x for x in kept if not is_number(x)]  # Python's numbers stay what they are
 
             def backward(*values: Any) -> list[Any]:
-                residuals = tree.unflatten(saved_tree, values[: len(saved)])
+                arrays = iter(values)
+                residuals = tree.unflatten(saved_tree, [x if is_number(x) else next(arrays) for x in kept])
                 with going_back(values[len(saved) :]):
                     found = bwd(*fixed, residuals, tree.unflatten(call.out_tree, values[len(saved) :]))
                 return _cotangents(found, rest, types)
@@ -331,15 +336,31 @@ def checkpoint(
         others = {name: x for name, x in kwargs.items() if name not in known}
         leaves, in_tree = tree.flatten((tuple(rest), others))
         values = [leaf_value(x, "an argument") for x in leaves]
-        found = trace_flat(
+        statics = tuple((n, type(x), x) for n, x in (*zip(static, fixed, strict=True), *known.items()))
+        found = trace_inside(
+            _traced_before(fun, statics),
             lambda *xs, **named: fun(*_join_args(fixed, xs, static), **named, **known),
             in_tree,
+            statics,
             [x.type for x in values],
         )
-        outs = custom.checkpoint(*found.captured, *values, program=found.program, **kept)
-        return tree.unflatten(found.out_tree, outs)
+        program = found.called_from(state.source or traced_source())
+        outs = custom.checkpoint(*found.traced.captured, *values, program=program, **kept)
+        return tree.unflatten(found.traced.out_tree, outs)
 
     return recomputed
+
+
+_TRACED: WeakKeyDictionary[Function, dict[Any, TracedInside]] = WeakKeyDictionary()
+
+
+def _traced_before(fun: Function, statics: Any) -> dict[Any, TracedInside]:
+    """What a function was traced to, by all that this depends on: kept as long as the function is."""
+    try:
+        hash(statics)
+        return _TRACED.setdefault(fun, {})
+    except TypeError:  # of a static argument, or a function, that nothing can be kept for
+        return {}
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

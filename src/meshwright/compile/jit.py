@@ -88,7 +88,7 @@ class Jitted:
         self._direct: DirectCall | None = None  # of those written, the one for the last call
         self._written: dict[Any, DirectCall | None] = {}  # calls on arrays alone
         self._last: tuple[Any, ...] = (None,)  # what the last call depended on, and what was called
-        self._traced: dict[Any, _TracedInside] = {}
+        self._traced: dict[Any, TracedInside] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current_engine.disabled:
@@ -340,27 +340,35 @@ class Jitted:
     def _inline(self, leaves: Sequence[Any], in_tree: tree.TreeDef, statics: Statics) -> Any:
         """Inside another trace: add this function's equations to it, tracing it once per argument types."""
         values = [leaf_value(x, "an argument of a jitted function") for x in leaves]
-        types = [x.type for x in values]
-        around = None if state.manual is None else state.manual.key
-        key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), around, state.mesh, *types)
-        found = self._traced.get(key)
-        if found is None:
-            outer, state.meshes = state.meshes, []
-            try:
-                apart = traced_apart(trace_flat)(self._with_statics(statics), in_tree, types)
-                found = _TracedInside(apart, state.meshes, {})
-            finally:
-                state.meshes = outer
-            if all(isinstance(x, Array) for x in found.traced.captured):
-                self._traced[key] = found
-        if state.meshes is not None:
-            state.meshes += found.meshes
+        found = trace_inside(self._traced, self._with_statics(statics), in_tree, statics, [x.type for x in values])
         program = found.called_from(state.source or traced_source())
         return tree.unflatten(found.traced.out_tree, run(program, [*found.traced.captured, *values]))
 
 
-class _TracedInside(NamedTuple):
-    """A jitted function traced inside of another: the meshes it names, and its program by the line that calls it."""
+def trace_inside(
+    kept: dict[Any, TracedInside], fun: Function, in_tree: tree.TreeDef, statics: Any, types: Sequence[TensorType]
+) -> TracedInside:
+    """A function traced inside of another, once for all that its program depends on, unless it closes over values of
+    the trace around it."""
+    around = None if state.manual is None else state.manual.key
+    key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), around, state.mesh, *types)
+    found = kept.get(key)
+    if found is None:
+        outer, state.meshes = state.meshes, []
+        try:
+            apart = traced_apart(trace_flat)(fun, in_tree, types)
+            found = TracedInside(apart, state.meshes, {})
+        finally:
+            state.meshes = outer
+        if all(isinstance(x, Array) for x in found.traced.captured):
+            kept[key] = found
+    if state.meshes is not None:
+        state.meshes += found.meshes
+    return found
+
+
+class TracedInside(NamedTuple):
+    """A function traced inside of another: the meshes it names, and its program by the line that calls it."""
 
     traced: TracedFunction
     meshes: list[Any]

@@ -158,7 +158,7 @@ def placement_of(
     for place, own, shape in zip(given, found, shapes, strict=True):
         said = own if place is None else place
         sharding = own if said is own and isinstance(own, NamedSharding | None) else sharding_for(said, shape)
-        if said is not own:
+        if said is not own and sharding is not None:
             _check_agreed(sharding, own, len(shape))
         if not isinstance(sharding, NamedSharding):
             devices += [sharding] if sharding is not None else []

@@ -15,7 +15,7 @@ from meshwright.core.op import Op
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.core.types import Shape
-from meshwright.errors import ShapeError
+from meshwright.errors import ShapeError, ShardingError
 from meshwright.lax import elementwise as lax
 from meshwright.numpy import arithmetic as numpy_arithmetic
 from meshwright.numpy import logic as numpy_logic
@@ -196,6 +196,8 @@ def conv_general_dilated(
                 why=f"it takes away {-sum(pair)} of {_dilated(size, n)} elements",
                 fix="lax.conv(x[:, :, :0], w, …) of no elements, or less negative padding",
             )
+    if out_sharding is None:
+        _refuse_split(x, w, numbers.lhs_spec[1])
     asked = laid_out_as((x.type, w.type), out_sharding, x.ndim)
     found = conv_op(
         x,
@@ -210,6 +212,20 @@ def conv_general_dilated(
         **asked,
     )
     return placed(found, None, out_sharding)
+
+
+def _refuse_split(x: Value, w: Value, features: int) -> None:
+    """Refuse a kernel, or features of the input, that Explicit axes split: each result is a sum over them."""
+    own = () if x.type.sharding is None else x.type.sharding.dims[features].axes
+    kernel = () if w.type.sharding is None else tuple(axis for dim in w.type.sharding.dims for axis in dim.axes)
+    if own or kernel:
+        names = ", ".join(axis.short() for axis in own or kernel)
+        raise ShardingError(
+            f"The layout of a convolution of {x.type.short()} with {w.type.short()} is ambiguous.",
+            where=here(),
+            why=f"{f'dim {features} of the input' if own else 'the kernel'} is split over {names}",
+            fix="lax.conv_general_dilated(x, kernel, …, out_sharding=mw.P(…)), or mw.reshard(kernel, mw.P())",
+        )
 
 
 def conv(

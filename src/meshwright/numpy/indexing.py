@@ -20,7 +20,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, Value, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape, TensorType
-from meshwright.errors import IndexingError, ShapeError
+from meshwright.errors import IndexingError, ShapeError, ShardingError
 from meshwright.numpy.logic import either
 from meshwright.ops import basic, elementwise, indexing
 from meshwright.ops import shape as shape_ops
@@ -237,11 +237,29 @@ def index(x: Value, key: Any) -> Value:
     """``x[key]``."""
     items = read_index(x, key)
     positions = [item for item in items if item.__class__ is Position]
+    if x.type.sharding is not None:
+        refuse_split(x, [p.dim for p in positions], "x[…]", "x.at[…].get")  # type: ignore[union-attr]
     if any(_rank(p.at) for p in positions):  # type: ignore[union-attr]
         return gather_items(x, items, "clip")
     if any(p.at.__class__ is not int for p in positions):  # type: ignore[union-attr]
         return _dynamic_slice(x, items)
     return static_slice(x, tuple(_clamped(item, x.type.shape) for item in items))
+
+
+def refuse_split(x: Value, dims: Sequence[int | None], what: str, instead: str) -> None:
+    """Refuse positions along dims that Explicit axes split: which device has an element is known when it runs, so that
+    somebody has to say where it goes."""
+    if x.type.sharding is None:
+        return
+    for d in dims:
+        axes = () if d is None else x.type.sharding.dims[d].axes
+        if axes:
+            raise ShardingError(
+                f"The layout of {what} of {x.type.short()} is ambiguous.",
+                where=here(),
+                why=f"dim {d}, along which it is indexed, is split over {', '.join(axis.short() for axis in axes)}",
+                fix=f"{instead}(…, out_sharding=mw.P(…))",
+            )
 
 
 def _clamped(item: Item, shape: Shape) -> Item:

@@ -15,6 +15,7 @@ from meshwright.core.op import Op, Value
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, apply
 from meshwright.core.trace import Value as ValueClass
+from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy import arithmetic, creation, logic, mathematics, products, reductions, shapes
 from meshwright.numpy.indexing import index
@@ -63,6 +64,14 @@ _BRANCH_FIX = (
     "mw.lax.cond(condition, f, g, *operands); an argument that Python branches on can be made static:\n"
     "mw.jit(f, static_argnums=…)"
 )
+
+
+def _rows(x: Any) -> Any:
+    """The slices along the first dim; those of an array are put nowhere, wherever it is."""
+    if x.__class__ is not Array:
+        return shapes.unstack(x)
+    t = TensorType(x.type.shape[1:], x.type.dtype, x.type.weak)
+    return [Array(np.array(row), t) for row in x.data]
 
 
 class Operators:
@@ -260,10 +269,10 @@ class Operators:
     def __iter__(self) -> Iterator[ValueClass]:
         if not self.type.ndim:
             raise TypeError("an array of rank 0 cannot be iterated over")
-        return iter(shapes.unstack(self))
+        return iter(_rows(self))
 
     def __reversed__(self) -> Iterator[Any]:
-        return iter(shapes.unstack(self)[::-1])
+        return iter(_rows(self)[::-1])
 
     def __contains__(self, item: Any) -> bool:
         return bool(reductions.any(logic.equal(self, item)))

@@ -39,6 +39,7 @@ from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
 from meshwright.errors import IndexingError, ShapeError
 from meshwright.numpy.arithmetic import add, clip, remainder, subtract
+from meshwright.numpy.indexing import refuse_split
 from meshwright.numpy.logic import either, less
 from meshwright.numpy.reductions import cumsum
 from meshwright.numpy.shapes import concatenate, cut, ravel, reshape
@@ -141,6 +142,7 @@ def take_along_axis(
     one_of(mode, list(modes), "mode of mnp.take_along_axis")
     if 0 in places.shape or 0 in x.shape:
         return basic.zeros(x.type.with_(shape=places.shape))
+    refuse_split(x, [dim], "mnp.take_along_axis", "x.at[…].get")
     out = read_windows(
         x,
         basic.reshape(places, shape=(*places.shape, 1)),

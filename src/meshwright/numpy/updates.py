@@ -30,6 +30,7 @@ from meshwright.numpy.indexing import (
     index_vectors,
     layout_of,
     read_index,
+    refuse_split,
     static_slice,
 )
 from meshwright.numpy.logic import either, greater
@@ -80,8 +81,14 @@ class IndexedUpdate:
                 "fill_value": fill_value,
                 "wrap_negative_indices": wrap_negative_indices,
             }
-            return _laid_out(self, out_sharding, lambda place: place.get(**options))
+            return _laid_out(self, out_sharding, lambda place: place._get(**options))
+        return self._get(mode, fill_value, wrap_negative_indices, "x.at[…].get")
+
+    def _get(self, mode: str | None, fill_value: Any, wrap_negative_indices: bool, named: str = "") -> ValueClass:
+        """The elements; ``named`` is the function that is not told how they are to be laid out."""
         items = read_index(self.array, self.key, clamp=True, wrap=_wraps(wrap_negative_indices))
+        if named:
+            refuse_split(self.array, [i.dim for i in items if isinstance(i, Position)], named, "x.at[…].get")
         if mode != "wrap" or (any(isinstance(i, Position) for i in items) and 0 not in layout_of(items).final):
             _check_mode(mode)  # without positions there is none outside, and any mode will do
         if mode in ("fill", "drop") or fill_value is not None:
@@ -182,12 +189,13 @@ def _scatter(
     mode: str | None = None,
     wrap_negative_indices: bool = True,
     out_sharding: Any = None,
+    asked: bool = False,
 ) -> Value:
     if out_sharding is not None:
         options: dict[str, Any] = {
             "unique_indices": unique_indices, "mode": mode, "wrap_negative_indices": wrap_negative_indices,
         }  # fmt: skip
-        return _laid_out(place, out_sharding, lambda one: _scatter(one, op, values, combine, **options))
+        return _laid_out(place, out_sharding, lambda one: _scatter(one, op, values, combine, asked=True, **options))
     x, gather_mode = place.array, _check_mode(mode)
     y = convert(value(values), x.type.dtype)
     if x.type.weak and not y.type.weak:  # what is written takes on the type of what it is written into
@@ -200,6 +208,8 @@ def _scatter(
         mask = basic.broadcast_in_dim(mask, shape=x.type.shape, dims=dims) if mask.ndim < x.type.ndim else mask
         return either(mask, combine(x, y), x)
     items = read_index(x, place.key, clamp=mode in ("drop", "fill", "clip"), wrap=_wraps(wrap_negative_indices))
+    if not asked:
+        refuse_split(x, [i.dim for i in items if isinstance(i, Position)], "x.at[…].set", "x.at[…].set")
     layout = layout_of(items)
     if broadcast_shapes(y.type.shape, layout.final) != layout.final:
         raise ShapeError(

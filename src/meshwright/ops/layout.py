@@ -19,6 +19,16 @@ def laid_out(x: Value, type: TensorType) -> Value:
     return REGISTRY["sharding_constraint"](x, spec=given[0], out_sharding=given)  # which is loaded late
 
 
+def split_first(x: Value, axes: Any, mesh: Any) -> Value:
+    """``x`` with its first dim split over Explicit axes of a mesh, and the others as they are."""
+    from meshwright.sharding.explicit import left_open  # no program without a mesh needs to load it
+
+    spec = left_open(x.ndim)
+    spec = spec.update((axes, *spec.partitions[1:]))
+    asked = spec, tuple(mesh.shape.items())
+    return REGISTRY["sharding_constraint"](x, spec=spec, out_sharding=asked)  # type: ignore[no-any-return]
+
+
 def whole_along(x: Value, dims: Sequence[int]) -> Value:
     """``x`` with these dims whole on every device, where shardings are part of types."""
     if x.type.sharding is None:

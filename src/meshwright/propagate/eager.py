@@ -1,4 +1,4 @@
-"""Where the results of an op are that is computed at once: on the mesh of its operands, laid out as propagation says."""
+"""Where the results of an op are that is computed at once: on the mesh of its operands, as propagation says."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def places(op: Op, operands: Sequence[Any], types: Sequence[TensorType], params:
         return found
     given = [x._sharding if isinstance(x._sharding, NamedSharding) else None for x in operands]
     mesh = next((place.mesh for place in given if place is not None), None)
-    if mesh is None:
+    if not isinstance(mesh, Mesh):
         return found
     for place in given:
         if place is not None and place.mesh != mesh and not mesh.has_devices_of(place.mesh):
@@ -54,7 +54,7 @@ def _propagated(
 ) -> list[NamedSharding]:
     inputs, outputs = tuple(map(Var, operands)), tuple(map(Var, results))
     program = Program(inputs, (Eqn(op, inputs, dict(params), outputs, None),), outputs)
-    known = [s and s.to_tensor_sharding(t.ndim) for s, t in zip(given, operands, strict=True)]
+    known = [None if s is None else s.to_tensor_sharding(t.ndim) for s, t in zip(given, operands, strict=True)]
     found = propagate_program(program, mesh, known, [None] * len(results)).shardings
     specs = [found[v].to_named().spec.closed() if v in found else PartitionSpec(*[None] * v.type.ndim) for v in outputs]
     return [NamedSharding(mesh, spec) for spec in specs]

@@ -149,8 +149,9 @@ def new_place(ndim: int) -> NamedSharding | None:
     """Where an array is that is made of nothing that was put anywhere: on all devices of the current mesh, if that has
     Explicit axes."""
     mesh = get_mesh()
-    explicit = isinstance(mesh, Mesh) and mesh.explicit_mesh is not None and current_device.place is None
-    return NamedSharding(mesh, PartitionSpec(*[None] * ndim)) if explicit else None
+    if not isinstance(mesh, Mesh) or mesh.explicit_mesh is None or current_device.place is not None:
+        return None
+    return NamedSharding(mesh, PartitionSpec(*[None] * ndim))
 
 
 def _as_asked(

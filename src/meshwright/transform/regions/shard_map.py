@@ -36,6 +36,7 @@ from meshwright.ops.collective import (
     pmin,
     psum,
 )
+from meshwright.ops.layout import split_first
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.batch import batch_axis, batch_program, batch_split, batching_over, spmd_axes
 from meshwright.transform.jvp import jvp_program, linearize_program
@@ -422,6 +423,7 @@ def _batch(
     body, sizes = params["body"], dict(params["mesh"])
     spmd = spmd_axes()
     _check_spmd(spmd, size, params)
+    spmd = spmd or _axes_of_batch(args, batched, params)
     local = size // prod(sizes[axis] for axis in spmd)
     manual = union_in_order(params["mesh"], (*params["manual"], *spmd))
     entry = (spmd if len(spmd) > 1 else spmd[0]) if spmd else None
@@ -442,7 +444,10 @@ def _batch(
     in_specs = tuple(placed(spec, b) for spec, b in zip(params["in_specs"], batched, strict=True))
     out_specs = tuple(placed(spec, b) for spec, b in zip(params["out_specs"], flags, strict=True))
     outs = op(*args, body=program, mesh=params["mesh"], manual=manual, in_specs=in_specs, out_specs=out_specs)
-    return list(outs), flags
+    typed = next((x.type.sharding for x in args if x.type.sharding is not None), None)
+    if entry is None or typed is None:
+        return list(outs), flags
+    return [split_first(x, entry, typed.mesh) if b else x for x, b in zip(outs, flags, strict=True)], flags
 
 
 def union_in_order(mesh: MeshAxes, axes: Sequence[str]) -> Axes:
@@ -454,10 +459,40 @@ def _outer(varying: Axes, manual: Axes) -> Axes:
     return tuple(axis for axis in varying if axis not in manual)
 
 
+def _axes_of_batch(args: Sequence[Value], batched: Sequence[bool], params: Params) -> Axes:
+    """The Explicit axes that the batch is split over, by the types of all operands that say so; the devices along them
+    go on with their own examples."""
+    found = {
+        tuple(axis.short() for axis in x.type.sharding.dims[0].axes)
+        for x, is_batched in zip(args, batched, strict=True)
+        if is_batched and x.type.sharding is not None
+    }
+    axes = found.pop() if len(found) == 1 else ()
+    return axes if all(_leaves_alone(params, axis) for axis in axes) else ()
+
+
+def _leaves_alone(params: Params, axis: str) -> bool:
+    """Whether the devices along an axis do the same, each by itself, so that each can take other examples."""
+    if axis not in dict(params["mesh"]):
+        return False
+    if axis not in params["manual"]:
+        return True
+    specs = (*params["in_specs"], *params["out_specs"])
+    return not any(axis in varying_axes(spec) for spec in specs) and not _names(params["body"], axis)
+
+
+def _names(program: Program, axis: str) -> bool:
+    """Whether an equation of a program, or of its regions, is about an axis."""
+    return any(
+        axis in eqn.params.get("axes", ()) or any(_names(region, axis) for _, region in eqn.regions())
+        for eqn in program.eqns
+    )
+
+
 def _check_spmd(spmd: Axes, size: int, params: Params) -> None:
     sizes = dict(params["mesh"])
     for axis in spmd:
-        if axis not in sizes or axis in params["manual"]:
+        if not _leaves_alone(params, axis):
             raise ShardingError(
                 f"vmap cannot split its batch over the mesh axis {axis!r}.",
                 where=here(),
