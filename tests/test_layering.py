@@ -69,7 +69,6 @@ LATE = {
     "core.text.parse": {"meshwright.sharding.spec"},
     "core.text.tokens": {"meshwright.sharding.mesh"},
     "core.trace": {
-        "meshwright.sharding.explicit",
         "meshwright.arrays.placement",  # these for type checkers alone
         "meshwright.numpy.methods",
         "meshwright.numpy.operators",
@@ -105,7 +104,9 @@ LATE = {
         "meshwright.compile.partitioning",
         "meshwright.hardware.machines",
         "meshwright.partition.overlap.matmuls",
+        "meshwright.propagate.eager",
     },
+    "numpy.creation": {"meshwright.sharding.explicit"},
     "compile.stages": {"meshwright.engine.xla"},
     "arrays.static": {"meshwright.arrays.explicit", "meshwright.arrays.device_put"},
     "arrays.tracing": {"meshwright.arrays.device_put"},
