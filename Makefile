@@ -8,7 +8,7 @@ APART := .venv-apart
 PINNED = constraints/py$(shell $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -c \
 	'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
-.PHONY: tour test test-all bench flax frontend lint constraints lowest clean
+.PHONY: tour test test-all bench docs flax frontend lint constraints lowest clean
 
 tour: $(VENV)/base
 	$(BIN)/meshwright tour
@@ -21,6 +21,15 @@ test-all: $(VENV)/dev lint
 
 bench: $(VENV)/dev
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+# The book as a static site, build/site/index.html, in a virtual environment of its own
+docs:
+	rm -rf $(APART)
+	$(PYTHON) -m venv $(APART)
+	$(APART)/bin/python -m pip install --quiet --constraint $(PINNED) --editable ".[docs]"
+	$(APART)/bin/python docs/site.py build/book
+	$(APART)/bin/sphinx-build --quiet --fail-on-warning --conf-dir docs build/book build/site
+	rm -rf $(APART)
 
 # The page that compiled.report() writes, built from its sources: needs Node.js and npm
 frontend:
@@ -47,7 +56,7 @@ lint: $(VENV)/dev
 constraints:
 	rm -rf $(APART)
 	$(PYTHON) -m venv $(APART)
-	$(APART)/bin/python -m pip install --quiet ".[jax,dev]"
+	$(APART)/bin/python -m pip install --quiet ".[jax,dev,docs]"
 	$(APART)/bin/python -m pip freeze --exclude meshwright > $(APART)/versions
 	mkdir -p constraints
 	cp $(APART)/versions constraints/py$$($(APART)/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt

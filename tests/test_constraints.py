@@ -34,7 +34,7 @@ def test_there_is_a_file_for_every_python_we_name() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_a_file_has_a_version_of_everything_that_is_declared(file: Path) -> None:
     versions = pinned(file)
-    for requirement in (*PROJECT["dependencies"], *EXTRAS["jax"], *EXTRAS["dev"]):
+    for requirement in (*PROJECT["dependencies"], *EXTRAS["jax"], *EXTRAS["dev"], *EXTRAS["docs"]):
         name, least = requirement.split(">=")
         assert numbers(versions[name.replace("-", "_")]) >= numbers(least)
     assert versions["jax"] == versions["jaxlib"]

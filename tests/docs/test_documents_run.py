@@ -15,7 +15,7 @@ import pytest
 import meshwright
 
 ROOT = pathlib.Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MODULES = sorted(
     m.name for m in pkgutil.walk_packages(meshwright.__path__, "meshwright.") if not m.name.endswith("__main__")
@@ -36,9 +36,39 @@ def test_code_blocks_run_and_print_what_is_shown(path):
             assert printed.getvalue().strip() == blocks[number + 1][1].strip(), f"{path.name}:{line}"
 
 
+def pages():
+    return [p.relative_to(ROOT / "docs").as_posix() for p in sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def test_every_page_is_in_the_index():
-    index = (ROOT / "README.md").read_text()
-    assert [p.name for p in (ROOT / "docs").glob("*.md") if f"](docs/{p.name})" not in index] == []
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert [page for page in pages() if f"]({page})" not in index and page != "index.md"] == []
+
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_links_lead_to_files_and_headings_that_are_there(path):
+    wrong = []
+    for link in LINK.findall(FENCE.sub("", path.read_text())):
+        if re.match(r"[a-z]+:", link):
+            wrong += [link] * (not re.match(r"https://[\w.-]+(?:/[\w./#-]*)?$", link))
+            continue
+        name, _, heading = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if not target.is_file() or (heading and heading not in headings(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def headings(path):
+    """The names that headings of a page have in links, as GitHub and Sphinx make them."""
+    found = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    )
+    return {re.sub(r"[^\w\s-]", "", one.lower()).strip().replace(" ", "-") for one in found}
 
 
 PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]*(?:\.[a-z]+)?)`")
