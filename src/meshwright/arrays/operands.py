@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.arrays import scalars
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, DType
 from meshwright.core.op import Op, Value
@@ -32,7 +33,7 @@ Axis = int | tuple[int, ...] | None
 VALUES: frozenset[Any] = frozenset((Array, Tracer))
 _NUMBERS = frozenset((bool, int, float, complex))
 # Which dtypes take a Python number of a class without being promoted by it, once it fits.
-_TAKES_FITTING: dict[type, frozenset[DType]] = {
+TAKES_FITTING: dict[type, frozenset[DType]] = {
     bool: frozenset(dtypes.ALL),
     int: frozenset(dtypes.NUMBERS),
     float: frozenset(dtypes.INEXACT),
@@ -373,16 +374,22 @@ def binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
         found = scalars.of_two(op.name, x, y)
         if found is not None:
             return found
+    return of_two(op, x, y)
+
+
+@compiled_in_kernels
+def of_two(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
+    """As ``binary``, of operands that are not both integers of rank 0."""
     x_class, y_class = x.__class__, y.__class__
     if x_class in VALUES:
         if y_class in VALUES:
             if x.type is y.type:
                 return apply(op, (x, y), {})
-        elif x.type.dtype in _TAKES_FITTING.get(y_class, NO_DTYPES):
+        elif x.type.dtype in TAKES_FITTING.get(y_class, NO_DTYPES):
             if y_class is not complex and not 0 <= y <= 127:
                 y = fitting(y, x.type.dtype)
             return apply(op, (x, y), {})
-    elif y_class in VALUES and y.type.dtype in _TAKES_FITTING.get(x_class, NO_DTYPES):
+    elif y_class in VALUES and y.type.dtype in TAKES_FITTING.get(x_class, NO_DTYPES):
         if x_class is not complex and not 0 <= x <= 127:
             x = fitting(x, y.type.dtype)
         return apply(op, (x, y), {})
@@ -400,6 +407,7 @@ def _promoted(op: Op, operands: Sequence[ArrayLike], inexact: bool) -> Value:
     return apply(op, broadcast_operands(promote_operands(operands, inexact), op.name), {})
 
 
+@compiled_in_kernels
 def inexact_binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
     """As ``binary``, in a floating dtype: integers become floats first."""
     x_class, y_class = x.__class__, y.__class__
@@ -407,18 +415,20 @@ def inexact_binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
         if y_class in VALUES:
             if x.type is y.type:
                 return apply(op, (x, y), {})
-        elif x.type.dtype in _TAKES_FITTING.get(y_class, NO_DTYPES):
+        elif x.type.dtype in TAKES_FITTING.get(y_class, NO_DTYPES):
             if y_class is not complex and not 0 <= y <= 127:
                 y = fitting(y, x.type.dtype)
             return apply(op, (x, y), {})
     return nary(op, x, y, inexact=True)
 
 
+@compiled_in_kernels
 def unary(op: Op, x: ArrayLike) -> Value:
     """An elementwise op of one operand."""
     return apply(op, (x if x.__class__ in VALUES else value(x),), {})
 
 
+@compiled_in_kernels
 def inexact_unary(op: Op, x: ArrayLike) -> Value:
     """An elementwise op of one operand in a floating dtype: integers become floats first."""
     return apply(op, (inexact(x),), {})

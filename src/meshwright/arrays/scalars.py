@@ -21,6 +21,7 @@ from meshwright.core.types import TensorType
 
 class _ScalarState(threading.local):
     active = False
+    compiling = False  # whether functions that are called often may be compiled
 
 
 state = _ScalarState()
@@ -73,13 +74,13 @@ def of_two(name: str, x: Any, y: Any) -> Array | None:
     if x.__class__ is not int:
         if x.__class__ is not Array or x.type is not INDEX:
             return None
-        x = int(x.data)
+        x = int(x._data if x._data.__class__ is np.ndarray else x.data)
     elif not -_LIMIT <= x < _LIMIT:
         return None
     if y.__class__ is not int:
         if y.__class__ is not Array or y.type is not INDEX:
             return None
-        y = int(y.data)
+        y = int(y._data if y._data.__class__ is np.ndarray else y.data)
     elif not -_LIMIT <= y < _LIMIT:
         return None
     if test is not None:

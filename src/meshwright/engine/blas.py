@@ -86,7 +86,8 @@ def matmul(x: Any, y: Any) -> Any:
     (*batch, rows, depth), columns = x.shape, y.shape[-1]
     macs = rows * depth * columns
     total = macs * prod(batch)
-    if (macs <= ONE_THREAD_MACS and total < 2 * PER_THREAD_MACS) or x.dtype != y.dtype or x.dtype.char not in "fdFD":
+    few = total < 2 * PER_THREAD_MACS and (macs <= ONE_THREAD_MACS or _Busy.count)
+    if few or x.dtype != y.dtype or x.dtype.char not in "fdFD":
         return np.matmul(x, y)
     with one_blas_thread() as before:
         parts = min(before, cpus(), total // PER_THREAD_MACS)

@@ -14,8 +14,10 @@ import numpy as np
 from meshwright.api import direct
 from meshwright.arrays import scalars
 from meshwright.core import trace, tree
+from meshwright.core.collection import no_collection
 from meshwright.core.source import Source, here
 from meshwright.core.types import TensorType
+from meshwright.engine.blas import one_blas_thread
 from meshwright.hardware.topology import Topology
 from meshwright.kernel.language.body import mismatch, named_too, scoped
 from meshwright.kernel.language.position import TaskPosition
@@ -303,6 +305,7 @@ def _require_same(
 LARGEST_VMEM = 128 << 20  # bytes; no chip in the data of ``hardware`` has more
 
 
+@no_collection()
 def _run(
     call: KernelCall,
     mesh: dict[str, int],
@@ -340,11 +343,12 @@ def _run(
         _prepare(call, machine, task, inputs[task.device], None if places is None else places[task.device])
         for task in machine.tasks
     ]
-    before = direct.state.place, trace.state.manual, scalars.state.active, trace.state.watch
-    direct.state.place, trace.state.manual, scalars.state.active = TaskPosition(), None, True
+    before = direct.state.place, trace.state.manual, trace.state.watch, scalars.state.active, scalars.state.compiling
+    direct.state.place, trace.state.manual = TaskPosition(), None
+    scalars.state.active, scalars.state.compiling = True, clock is None
     trace.state.watch = clock.watch if clock is not None else None
     try:
-        with trace.building(None), np.errstate(all="ignore"):
+        with trace.building(None), one_blas_thread():
             machine.run(lambda task: ready[task.entity].run())
         if clock is not None and clock.dry:
             return []
@@ -359,7 +363,9 @@ def _run(
             raise race_error(list(machine.history.races.values())) from error
         raise
     finally:
-        direct.state.place, trace.state.manual, scalars.state.active, trace.state.watch = before
+        direct.state.place, trace.state.manual, trace.state.watch, scalars.state.active, scalars.state.compiling = (
+            before
+        )
         machine.close()
     if machine.history is not None and machine.history.races:
         raise race_error(list(machine.history.races.values()))
@@ -508,7 +514,7 @@ def _prepare(
             ref.buffer.readonly = True
             ins.append(ref)
     made: list[Any] = []
-    body = _body(call, scalars, len(ins), _scratch(call, task, made))
+    body = _body(call, scalars, _scratch(call, task, made))
     pipeline = Pipeline(body, grid, call.in_specs, call.out_specs, [False] * len(outs))
     if call.params.num_cores > 1:
         pipeline.divide(task, call.params.dimension_semantics)
@@ -547,16 +553,16 @@ def _scratch(call: KernelCall, task: KernelTask, made: list[Any]) -> Any:
     return [_allocated(task, name, wanted, made) for name, wanted in zip(rest, call.scratch, strict=False)]
 
 
-def _body(call: KernelCall, scalars: Sequence[Ref], n_ins: int, scratch: Any) -> Callable[..., Any]:
+def _body(call: KernelCall, scalars: Sequence[Ref], scratch: Any) -> Callable[..., Any]:
     """The kernel as a function of the refs of one grid step, its inputs before its outputs."""
     heads = renest(scalars, call.in_trees[: call.scalars])
+    rest = [*call.in_trees[call.scalars :], *call.out_trees]
+    plain = all(one.is_leaf() for one in rest)  # whether refs are the arguments
+
+    named, last = (scratch, []) if isinstance(scratch, dict) else ({}, scratch)
 
     def body(*refs: Ref) -> Any:
-        args = [*heads, *renest(refs[:n_ins], call.in_trees[call.scalars :])]
-        args += renest(refs[n_ins:], call.out_trees)
-        named = scratch if isinstance(scratch, dict) else {}
-        if not named:
-            args += scratch
+        args = [*heads, *(refs if plain else renest(refs, rest)), *last]
         try:
             return call.kernel(*args, **named)
         except TypeError:

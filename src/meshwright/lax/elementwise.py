@@ -25,6 +25,7 @@ from meshwright.arrays.operands import (
     value,
 )
 from meshwright.arrays.refusals import named_dtype, refuse
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import static_int
 from meshwright.core import dtypes, tree
 from meshwright.core.dtypes import of_python_scalar
@@ -53,6 +54,7 @@ class RoundingMethod(Enum):
 # Elementwise
 
 
+@compiled_in_kernels
 def _unary(op: Op, x: ArrayLike) -> Value:
     return apply(op, (x if x.__class__ in VALUES else value(x),), {})
 
@@ -62,6 +64,11 @@ def _binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
         found = scalars.of_two(op.name, x, y)
         if found is not None:
             return found
+    return _of_two(op, x, y)
+
+
+@compiled_in_kernels
+def _of_two(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
     return apply(op, _operands(op, x, y), {})
 
 

@@ -19,6 +19,7 @@ from meshwright.arrays.operands import (
     value,
 )
 from meshwright.arrays.refusals import named_dtype, refuse
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import (
     check_precision,
     items_of,
@@ -65,12 +66,14 @@ def full_like(
     return numpy_creation.full_like(x, fill_value, dtype, shape, device=sharding)
 
 
+@compiled_in_kernels
 def iota(dtype: DTypeLike, size: int) -> Value:
     """0, 1, …, ``size - 1``."""
     kind = named_dtype(dtype, "dtype of lax.iota")
     return shape_ops.iota(dtype=kind, shape=(static_size(size, "size of lax.iota"),), dim=0)
 
 
+@compiled_in_kernels
 def broadcasted_iota(dtype: DTypeLike, shape: Any, dimension: int, *, out_sharding: Any = None) -> Value:
     """The position along one dim, at every place of ``shape``.
 
@@ -89,6 +92,7 @@ def broadcasted_iota(dtype: DTypeLike, shape: Any, dimension: int, *, out_shardi
 # Rearranging
 
 
+@compiled_in_kernels
 def reshape(
     operand: ArrayLike, new_sizes: Any, dimensions: Sequence[int] | None = None, *, out_sharding: Any = None
 ) -> Value:
@@ -99,6 +103,7 @@ def reshape(
     return placed(basic.reshape(x, shape=static_shape(new_sizes)), None, out_sharding)
 
 
+@compiled_in_kernels
 def transpose(operand: ArrayLike, permutation: Sequence[int]) -> Value:
     """The dims in another order."""
     return basic.transpose(value(operand), permutation=static_shape(permutation, "a dim of lax.transpose"))
@@ -112,6 +117,7 @@ def broadcast(operand: ArrayLike, sizes: Sequence[int], *, out_sharding: Any = N
     return placed(basic.broadcast_in_dim(x, shape=lead + x.shape, dims=dims), None, out_sharding)
 
 
+@compiled_in_kernels
 def broadcast_in_dim(
     operand: ArrayLike, shape: Any, broadcast_dimensions: Sequence[int], *, out_sharding: Any = None
 ) -> Value:
@@ -354,6 +360,7 @@ def _two_pairs(numbers: Any) -> Any:
     )
 
 
+@compiled_in_kernels
 def dot_general(
     lhs: ArrayLike,
     rhs: ArrayLike,
@@ -385,6 +392,7 @@ def dot_general(
     return placed(dot_general_op(x, y, contract=contract, batch=batch, dtype=kind, **asked), None, out_sharding)
 
 
+@compiled_in_kernels
 def dot(
     lhs: ArrayLike,
     rhs: ArrayLike,

@@ -29,6 +29,7 @@ from meshwright.arrays.operands import (
     to_inexact,
     value,
 )
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import no_negative, one_of, placed, static_flag, static_int, static_shape, static_size
 from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes
@@ -111,6 +112,7 @@ def copy(a: ArrayLike, order: str | None = None) -> Value:
     return Array(np.array(a.data), a.type, a._sharding) if a.__class__ is Array else a
 
 
+@compiled_in_kernels
 def _filled(shape: Any, fill: ArrayLike, dtype: DTypeLike, default: DType | None) -> Value:
     shape = static_shape(shape)
     if any(n < 0 for n in shape):

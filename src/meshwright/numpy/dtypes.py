@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.arrays.operands import VALUES, ArrayLike, DTypeLike, as_dtype, numbers, promoted, result_key, value
 from meshwright.arrays.refusals import named_dtype
+from meshwright.arrays.repeated import LASTING
 from meshwright.arrays.static import one_of
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
@@ -52,6 +53,7 @@ class ScalarType:
         return f"meshwright.numpy.{self.dtype.name}"
 
 
+LASTING.add(ScalarType)
 bool_ = ScalarType(dtypes.BOOL)
 int8, int16, int32, int64 = map(ScalarType, dtypes.SIGNED)
 uint8, uint16, uint32, uint64 = map(ScalarType, dtypes.UNSIGNED)

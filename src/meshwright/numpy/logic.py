@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays import scalars
 from meshwright.arrays.operands import (
+    NO_DTYPES,
+    TAKES_FITTING,
     VALUES,
     ArrayLike,
     as_bool,
@@ -19,12 +22,13 @@ from meshwright.arrays.operands import (
     unary,
     value,
 )
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import items_of
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Op
 from meshwright.core.source import here
-from meshwright.core.trace import Value, apply
+from meshwright.core.trace import Array, Value, apply
 from meshwright.errors import ShapeError
 from meshwright.ops import basic, elementwise
 
@@ -225,6 +229,26 @@ def iscomplex(x: ArrayLike, /) -> Value:
 
 def either(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Value:
     """``x`` where ``condition`` holds, else ``y``."""
+    if scalars.state.compiling and _only_first(condition, x, y):
+        return x  # as masks do of most blocks that a kernel works on
+    return _chosen(condition, x, y)
+
+
+def _only_first(condition: Any, x: Any, y: Any) -> bool:
+    """Whether a condition is known to hold of all elements of ``x``, which is as the result is to be."""
+    if condition.__class__ is not Array or x.__class__ is not Array or x.type.weak:
+        return False
+    if condition.type.dtype != BOOL or condition.type.shape != x.type.shape:
+        return False
+    if y.__class__ is Array:
+        same = y.type is x.type
+    else:
+        same = x.type.dtype in TAKES_FITTING.get(y.__class__, NO_DTYPES)
+    return same and condition._data.__class__ is np.ndarray and bool(condition._data.all())
+
+
+@compiled_in_kernels
+def _chosen(condition: ArrayLike, x: ArrayLike, y: ArrayLike) -> Value:
     if condition.__class__ not in VALUES or condition.type.dtype != BOOL:
         condition = as_bool(condition)
     if x.__class__ not in VALUES or y.__class__ not in VALUES or x.type is not y.type:

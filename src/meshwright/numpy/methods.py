@@ -17,6 +17,7 @@ from meshwright.arrays.operands import (
     stack_values,
     strong,
 )
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import static_flag
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, UINT8, DType
@@ -293,6 +294,7 @@ class Methods:
         return order.nonzero(self, size=size, fill_value=fill_value)
 
 
+@compiled_in_kernels
 def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False) -> Value:
     """``x`` in another dtype."""
     static_flag(copy, "copy of astype")

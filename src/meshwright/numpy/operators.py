@@ -9,7 +9,8 @@ import numpy as np
 
 from meshwright.arrays import placement as _placement  # noqa: F401  (gives Array what it says of devices)
 from meshwright.arrays import scalars
-from meshwright.arrays.operands import NO_DTYPES, TAKES, VALUES, inexact_binary, is_operand, known, nary
+from meshwright.arrays.operands import NO_DTYPES, TAKES, VALUES, inexact_binary, is_operand, known, nary, of_two
+from meshwright.arrays.repeated import of_pair
 from meshwright.core import dtypes
 from meshwright.core.op import Op, Value
 from meshwright.core.source import here
@@ -23,13 +24,19 @@ from meshwright.numpy.methods import NUMBER_FIX, Methods, astype, one_element
 from meshwright.numpy.updates import At
 from meshwright.ops import basic, elementwise
 
+_OF_TWO = of_two.__wrapped__  # type: ignore[attr-defined]
+
 
 def _operator(op: Op, self: Value, other: Any) -> Any:
     """An operator on operands that need no promotion, else with it."""
     if scalars.state.active:
-        found = scalars.of_two(op.name, self, other)
-        if found is not None:
-            return found
+        if self.type is scalars.INDEX:
+            found = scalars.of_two(op.name, self, other)
+            if found is not None:
+                return found
+        if self.__class__ is other.__class__ is Array:
+            found = of_pair(_OF_TWO, op, self, other)
+            return of_two(op, self, other) if found is None else found
     other_class = other.__class__
     if other_class in VALUES:
         if self.type is other.type:

@@ -21,6 +21,7 @@ from meshwright.arrays.operands import (
     strong,
     value,
 )
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import check_precision, laid_out_as, no_out, placed, static_int
 from meshwright.core import dtypes
 from meshwright.core.source import here
@@ -99,6 +100,7 @@ def _matmul_plan(x: Shape, y: Shape) -> tuple[Shape, Shape, Contraction, Dims | 
     return short_x, short_y, params, order
 
 
+@compiled_in_kernels
 def matmul(
     a: ArrayLike,
     b: ArrayLike,
@@ -150,6 +152,7 @@ def matmul(
     return out if out_sharding is None else placed(out, None, out_sharding)
 
 
+@compiled_in_kernels
 def dot(
     a: ArrayLike,
     b: ArrayLike,

@@ -25,6 +25,7 @@ from meshwright.arrays.operands import (
     value,
 )
 from meshwright.arrays.refusals import one_number
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import mask_of, no_out, static_flag, static_size
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, DType
@@ -100,6 +101,7 @@ def _sum_or_product(
     return out if computed == target else convert(out, target)
 
 
+@compiled_in_kernels
 def sum(
     a: ArrayLike,
     axis: Axis = None,
@@ -120,6 +122,7 @@ def sum(
     return _sum_or_product(basic.reduce_sum, "mnp.sum", a, axis, dtype, keepdims, initial, where)
 
 
+@compiled_in_kernels
 def prod(
     a: ArrayLike,
     axis: Axis = None,
@@ -178,6 +181,7 @@ def _extreme(largest: bool, a: ArrayLike, axis: Axis, keepdims: bool, initial: A
     return out
 
 
+@compiled_in_kernels
 def max(
     a: ArrayLike,
     axis: Axis = None,
@@ -192,6 +196,7 @@ def max(
     return _extreme(True, a, axis, keepdims, initial, where)
 
 
+@compiled_in_kernels
 def min(
     a: ArrayLike,
     axis: Axis = None,
@@ -216,6 +221,7 @@ def ptp(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = Fals
     return subtract(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
 
 
+@compiled_in_kernels
 def all(
     a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: ArrayLike | None = None
 ) -> Value:
@@ -226,6 +232,7 @@ def all(
     return _reduce(reduction.reduce_and, x, axes_of(axis, x.ndim, "mnp.all"), keepdims)
 
 
+@compiled_in_kernels
 def any(
     a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: ArrayLike | None = None
 ) -> Value:
@@ -249,6 +256,7 @@ def _count(x: Value, axes: tuple[int, ...], where: ArrayLike | None, keepdims: b
     return sum(broadcast(mask_of(where), x.shape), axes, dtypes.default_int(), keepdims=keepdims)
 
 
+@compiled_in_kernels
 def mean(
     a: ArrayLike,
     axis: Axis = None,

@@ -26,6 +26,7 @@ from meshwright.arrays.operands import (
     stack_values,
     value,
 )
+from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import (
     items_of,
     no_negative,
@@ -76,6 +77,7 @@ def _fill_in(size: int, shape: Shape) -> Shape | None:
     return shape if prod(shape) == size else None
 
 
+@compiled_in_kernels
 def reshape(a: ArrayLike, shape: Any, order: str = "C", *, copy: bool | None = None, out_sharding: Any = None) -> Value:
     """The elements of ``a`` in another shape; one size may be -1.
 
@@ -127,6 +129,7 @@ def _reversed_dims(rank: int) -> tuple[int, ...]:
     return tuple(range(rank - 1, -1, -1))
 
 
+@compiled_in_kernels
 def transpose(a: ArrayLike, axes: Any = None) -> Value:
     """``a`` with its dims in the order ``axes``, by default reversed."""
     x = a if a.__class__ in VALUES else value(a)
@@ -160,6 +163,7 @@ def matrix_transpose(x: ArrayLike, /) -> Value:
     return swapaxes(x, -1, -2)
 
 
+@compiled_in_kernels
 def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Value:
     """``a`` with two dims exchanged."""
     x = value(a)
@@ -209,6 +213,7 @@ def rollaxis(a: ArrayLike, axis: int, start: int = 0) -> Value:
     return moveaxis(x, moved, start - 1 if moved < start else start)
 
 
+@compiled_in_kernels
 def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Value:
     """``a`` with new dims of size 1 at the positions ``axis``."""
     x = value(a)
@@ -223,6 +228,7 @@ def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Value:
     return basic.reshape(x, shape=longer)
 
 
+@compiled_in_kernels
 def squeeze(a: ArrayLike, axis: int | Sequence[int] | None = None) -> Value:
     """``a`` without its dims of size 1, or without those at ``axis``."""
     x = value(a)
@@ -271,6 +277,7 @@ def _each(found: list[Value]) -> Any:
     return found[0] if len(found) == 1 else found
 
 
+@compiled_in_kernels
 def broadcast_to(array: ArrayLike, shape: Any, *, out_sharding: Any = None) -> Value:
     """``array`` repeated along new dims and dims of size 1 to fill ``shape``."""
     x, wanted = value(array), static_shape(shape)

@@ -255,9 +255,19 @@ def _compute_dtype(x: DType, y: DType, result: DType) -> DType:
     return dtypes.FLOAT64 if exact else dtypes.FLOAT32
 
 
+@lru_cache(maxsize=1024)
+def _is_matmul(x: DType, y: DType, x_rank: int, y_rank: int, contract: DimPairs, dtype: DType | None) -> bool:
+    """Whether a dot is the product of two matrices in their own dtype, a float that products are computed in."""
+    return x == y == (dtype or x) and x.char in "fdFD" and x_rank == y_rank == 2 and contract == ((1,), (0,))
+
+
 def _dot_evaluate(
     xp: Any, x: Any, y: Any, contract: DimPairs, batch: DimPairs, dtype: DType | None, out_sharding: Any = None
 ) -> Any:
+    if _is_matmul(x.dtype, y.dtype, x.ndim, y.ndim, contract, dtype) and x.shape[1] > 1:
+        return (
+            xp.matmul(blas_layout(x), blas_layout(y)) if x.__class__ is y.__class__ is np.ndarray else xp.matmul(x, y)
+        )
     result = _result_dtype(x.dtype, y.dtype, dtype)
     assert result is not None
     compute = _compute_dtype(x.dtype, y.dtype, result)

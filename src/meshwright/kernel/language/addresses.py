@@ -39,6 +39,9 @@ def device_of(task: KernelTask, device_id: Any, kind: DeviceIdType = DeviceIdTyp
 def _by_axes(task: KernelTask, device_id: dict[Any, Any]) -> tuple[int, int]:
     """Axes not named keep the task's own coordinates; joint axes share one number, the last running fastest."""
     machine = task.machine
+    if len(device_id) == len(machine.mesh) == 1 and next(iter(device_id)) in machine.mesh:
+        (value,) = device_id.values()
+        return _checked(task, as_int(value), machine.size, device_id), task.core
     place = dict(task.coordinates)
     core = task.core
     for axes, value in device_id.items():

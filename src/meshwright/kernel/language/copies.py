@@ -206,7 +206,7 @@ def sync_copy(src_ref: Ref, dst_ref: Ref, *, add: bool = False) -> None:
 def private_semaphore(task: KernelTask, label: str) -> Semaphore:
     """A semaphore nobody else can name."""
     array = SemaphoreArray(object(), label, SemaphoreType.DMA, (), task.device, task.core)
-    return array.semaphores[0]
+    return array.number(0)
 
 
 def semaphore_signal(

@@ -37,7 +37,7 @@ def as_int(x: Any) -> int:
     if x.__class__ is int:
         return x  # type: ignore[no-any-return]
     if x.__class__ is Array and x.type is INDEX:
-        return int(x.data)
+        return int(x._data if x._data.__class__ is np.ndarray else x.data)
     if isinstance(x, Tracer):
         raise TracerError(
             "A traced value is used as an index or a size in a kernel.",
@@ -60,7 +60,11 @@ def resolve(shape: tuple[int, ...], key: Any) -> tuple[Index, bool]:
     """``key`` as an index of NumPy, and whether it only selects (no arrays of indices)."""
     if key is Ellipsis:
         return (Ellipsis,), True
+    if shape and (key.__class__ is int or (key.__class__ is Array and key.type is INDEX)):
+        return (_position(key, shape[0], shape),), True
     keys = key if key.__class__ is tuple else (key,)
+    if len(keys) == 2 == len(shape) and keys[0].__class__ is keys[1].__class__ is int:  # as semaphores are named
+        return (_position(keys[0], shape[0], shape), _position(keys[1], shape[1], shape)), True
     views, dots = True, False
     out: list[Any] = []
     for k in keys:

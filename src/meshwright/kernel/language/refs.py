@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from meshwright.arrays import scalars
 from meshwright.core import dtypes, trace
 from meshwright.core.source import here
 from meshwright.core.trace import Array
@@ -17,7 +18,7 @@ from meshwright.kernel.language.spaces import MemorySpace
 from meshwright.kernel.races.poison import poisoned, unwrapped, watch
 from meshwright.kernel.run.faults import BoundsError, CopyError, KernelError, ScopeError
 from meshwright.kernel.run.memory import Bitcast, Box, Buffer, Data, Path, Reshape, box_of, reshaped
-from meshwright.kernel.run.tasks import current
+from meshwright.kernel.run.tasks import current, state
 
 _NOT_ASKED = object()
 
@@ -25,13 +26,14 @@ _NOT_ASKED = object()
 class Ref:
     """A view of memory: ``ref[index]`` loads, ``ref[index] = value`` stores, ``ref.at[index]`` is a smaller view."""
 
-    __slots__ = ("_box", "buffer", "data", "path")
+    __slots__ = ("_box", "_type", "buffer", "data", "path")
 
     def __init__(self, buffer: Buffer, data: Data | None = None, path: Path = ()) -> None:
         self.buffer = buffer
         self.data = buffer.data if data is None else data
         self.path = path
         self._box: Any = _NOT_ASKED
+        self._type: TensorType | None = None  # of what a load of all of it returns, once there was one
 
     @property
     def box(self) -> Box | None:
@@ -122,9 +124,35 @@ class Ref:
         return Ref(self.buffer, self.data.view(wanted), (*self.path, Bitcast(wanted)))
 
     def __getitem__(self, key: Any) -> Array:
+        # What kernels do most, all of memory that nothing is looked for in, in fewer steps than `load`.
+        if key is Ellipsis and self._type is not None:
+            buffer, task = self.buffer, state.task
+            if (
+                buffer.accesses is None
+                and buffer.unfilled is None
+                and buffer.alive
+                and task is not None
+                and trace.state.builder is None
+                and not task.machine.clock.dry
+            ):
+                return Array(self.data.copy(), self._type)
         return load(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        if key is Ellipsis and value.__class__ is Array and value.type is self._type:
+            buffer, task = self.buffer, state.task
+            if (
+                buffer.accesses is None
+                and buffer.unfilled is None
+                and buffer.alive
+                and not buffer.readonly
+                and task is not None
+                and trace.state.builder is None
+                and not task.machine.clock.dry
+                and value._data.__class__ is np.ndarray
+            ):
+                self.data[...] = value._data
+                return
         store(self, key, value)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
@@ -169,7 +197,10 @@ class _RefAt:
                 fix="load with the indices, ref[indices], or loop over them: ref.at[indices[i]]",
             )
         index = as_view(ref.data, index)
-        return Ref(ref.buffer, ref.data[index], (*ref.path, index))
+        data = ref.data[index]
+        if data.shape == ref.data.shape and data.strides == ref.data.strides and data.size:
+            return ref  # all of it
+        return Ref(ref.buffer, data, (*ref.path, index))
 
 
 class PackedRef:
@@ -247,7 +278,7 @@ class RefBeyond(Ref):
     __slots__ = ("_dtype", "_shape", "fault")
 
     def __init__(self, ref: Ref, shape: tuple[int, ...], fault: BoundsError) -> None:
-        self.buffer, self.path, self._box = ref.buffer, ref.path, None
+        self.buffer, self.path, self._box, self._type = ref.buffer, ref.path, None, None
         self._dtype, self._shape, self.fault = ref.dtype, shape, fault
 
     @property
@@ -303,8 +334,11 @@ def load(ref: Ref, key: Any) -> Array:
         if not selects:
             buffer.fill_unwritten()  # what arrays of indices select is a copy
         index = as_view(ref.data, index)
-        ref = Ref(buffer, ref.data[index], (*ref.path, index))
-    found = ref.data
+        found = ref.data[index]
+        if buffer.accesses is not None or buffer.unfilled is not None:
+            ref = Ref(buffer, found, (*ref.path, index))
+    else:
+        found = ref.data
     if buffer.unfilled is not None:
         buffer.before_read(ref.box)
     if buffer.accesses is not None:
@@ -312,8 +346,13 @@ def load(ref: Ref, key: Any) -> Array:
         if undefined is not None and undefined is not False:
             trace.state.watch = watch  # until the kernel ends
             return poisoned(np.array(found), undefined, buffer.accesses.origin(task, ref, undefined))
+    if not found.ndim and found.dtype == dtypes.INT32:
+        return scalars.small(int(found))
     data = np.array(found) if not task.machine.clock.dry or found.dtype.kind in "biu" else _no_numbers(found)
-    return Array(data, TensorType(data.shape, data.dtype))
+    type = TensorType(data.shape, data.dtype)
+    if key is Ellipsis and buffer.addressable:
+        ref._type = type
+    return Array(data, type)
 
 
 def _no_numbers(like: Data) -> Data:
@@ -323,8 +362,11 @@ def _no_numbers(like: Data) -> Data:
 
 def as_view(data: Data, index: Any) -> Any:
     """An index that gives an array, of rank 0 if need be."""
-    if len(index) != data.ndim or any(k.__class__ is not int for k in index):
+    if len(index) != data.ndim:
         return index
+    for k in index:
+        if k.__class__ is not int:
+            return index
     return (*index, Ellipsis)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import count, product
+from itertools import count
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,25 +80,33 @@ class Unproved:
     cannot have come unless all of it has. The bytes of a copy come one by one, a signal comes as a whole.
     """
 
-    __slots__ = ("chains", "total", "weightiest")
+    __slots__ = ("chains", "fresh", "total", "weightiest")
 
     def __init__(self) -> None:
         self.total = 0
+        self.fresh: list[Signal] = []  # those that are in no chain yet: most waits are for all there are
         self.chains: dict[Any, tuple[deque[Signal], int]] = {}
         self.weightiest: list[tuple[int, int, Any]] = []
 
     def add(self, signal: Signal) -> None:
         self.total += signal.amount
-        chain, length = self.chains.get(signal.chain) or (deque(), 0)
-        chain.append(signal)
-        self._set(signal.chain, chain, length + signal.amount)
+        self.fresh.append(signal)
+
+    def _link(self) -> None:
+        """Put signals into chains."""
+        for signal in self.fresh:
+            chain, length = self.chains.get(signal.chain) or (deque(), 0)
+            chain.append(signal)
+            self._set(signal.chain, chain, length + signal.amount)
+        self.fresh = []
 
     def _set(self, name: Any, chain: deque[Signal], length: int) -> None:
         self.chains[name] = (chain, length)
         heappush(self.weightiest, (-_weight(chain, length), next(_serial), name))
 
     def signals(self) -> list[Signal]:
-        return [signal for chain, _ in self.chains.values() for signal in chain]
+        linked = [signal for chain, _ in self.chains.values() for signal in chain] if self.chains else []
+        return linked + self.fresh
 
     def pop(self, taken: int) -> list[Signal]:
         """Take out those that must have come for that much to have been taken.
@@ -106,6 +115,15 @@ class Unproved:
         less than what was taken, all of the signal has come.
         """
         left = self.total - taken
+        if left <= 0:  # all have come
+            every = self.signals()
+            self.total = 0
+            self.fresh = []
+            if self.chains:
+                self.chains.clear()
+                self.weightiest.clear()
+            return every
+        self._link()
         found: list[Signal] = []
         while self.weightiest and -self.weightiest[0][0] > left:
             weight, _, name = heappop(self.weightiest)
@@ -188,7 +206,8 @@ class Semaphore:
     def take(self, value: int, keep: bool = False) -> list[Signal]:
         """Take ``value`` from the counter (or ``keep`` it there); the signals that are now known to have come."""
         found = [] if self.record is None else self.record.pop(self.spent + value)
-        self.spent -= sum(signal.amount for signal in found)
+        for signal in found:
+            self.spent -= signal.amount
         if not keep:
             self.count -= value
             self.spent += value
@@ -199,7 +218,7 @@ class SemaphoreArray:
     """An allocation of semaphores; ``key`` is its address, as of a buffer."""
 
     __slots__ = (
-        "alive", "birth", "core", "device", "free_since", "key", "kind", "label", "scoped", "semaphores", "shape",
+        "alive", "birth", "core", "device", "free_since", "key", "kind", "label", "scoped", "shape", "used",
     )  # fmt: skip
 
     def __init__(self, key: Any, label: str, kind: SemaphoreType, shape: tuple[int, ...], device: int, core: int):
@@ -213,20 +232,31 @@ class SemaphoreArray:
         self.free_since = 1  # the event of its device since which nothing else is at its address
         self.scoped = False  # whether its scope has ended, before the kernel
         self.shape = shape
-        # A list, not an array of objects: semaphores refer to it, and Python does not look for circles in arrays.
-        self.semaphores = [Semaphore(self, index) for index in product(*map(range, shape))]
+        self.used: dict[int, Semaphore] = {}  # by number, the last dim running fastest: those that somebody has used
+
+    def number(self, number: int) -> Semaphore:
+        """The semaphore with a number."""
+        found = self.used.get(number)
+        if found is None:
+            index, rest = [], number
+            for size in reversed(self.shape):
+                index.append(rest % size)
+                rest //= size
+            found = self.used[number] = Semaphore(self, tuple(reversed(index)))
+        return found
 
     def at(self, index: tuple[int, ...]) -> Semaphore:
         """The semaphore at a place."""
-        place = 0
+        number = 0
         for at, size in zip(index, self.shape, strict=True):
-            place = place * size + at
-        return self.semaphores[place]
+            number = number * size + at
+        return self.number(number)
 
     def restore(self, counts: Any) -> None:
         """Go on from the counts of an earlier kernel."""
-        for semaphore, number in zip(self, counts.flat, strict=True):
-            semaphore.count = int(number)
+        for number in np.flatnonzero(counts).tolist():
+            semaphore = self.number(number)
+            semaphore.count = int(counts.flat[number])
             semaphore.spent = -semaphore.count  # nothing more is to be learnt from waiting for it
 
     def hand_over(self) -> Any:
@@ -238,28 +268,30 @@ class SemaphoreArray:
             semaphore.record = None
         return counts
 
-    def __iter__(self) -> Any:
-        return iter(self.semaphores)
+    def __iter__(self) -> Iterator[Semaphore]:
+        """Those that somebody has used: all others are zero."""
+        return iter(list(self.used.values()))
 
 
 class SemaphoreRef:
     """A semaphore, or an array of them, as a kernel sees it."""
 
-    __slots__ = ("array", "index", "places")
+    __slots__ = ("array", "index", "places", "single")
 
     def __init__(self, array: SemaphoreArray, places: Any = None, index: tuple[Any, ...] = ()) -> None:
         self.array = array
         if places is None:
-            places = np.arange(len(array.semaphores)).reshape(array.shape) if array.shape else 0
-        self.places = places  # of the semaphores in the list, as an array; a number if it is one
+            places = np.arange(prod(array.shape)).reshape(array.shape) if array.shape else 0
+        self.places = places  # the numbers of the semaphores, as an array; a number if it is one
         self.index = index  # the steps by which they were selected
+        self.single: Semaphore | None = None  # the one it is, once it was asked for
 
     @property
     def shape(self) -> tuple[int, ...]:
         return () if self.places.__class__ is int else self.places.shape  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Semaphore]:
-        return iter([self.array.semaphores[place] for place in np.ravel(self.places)])
+        return iter([self.array.number(place) for place in np.ravel(self.places).tolist()])
 
     @property
     def memory_space(self) -> MemorySpace:
@@ -271,6 +303,8 @@ class SemaphoreRef:
 
     def one(self) -> Semaphore:
         """The one semaphore this is."""
+        if self.single is not None:
+            return self.single
         place = self.places
         if place.__class__ is not int:
             raise SemaphoreError(
@@ -279,7 +313,8 @@ class SemaphoreRef:
                 why="a signal or a wait goes to one of them",
                 fix=f"{self.array.label}.at[i]",
             )
-        return self.array.semaphores[place]
+        self.single = self.array.number(place)
+        return self.single
 
     def __getitem__(self, key: Any) -> Any:
         raise SemaphoreError(
@@ -303,6 +338,7 @@ class _SemaphoreAt:
         self.ref = ref
 
     def __getitem__(self, key: Any) -> SemaphoreRef:
-        index, _ = resolve(self.ref.shape, key)
-        places = np.asarray(self.ref.places)[index]
-        return SemaphoreRef(self.ref.array, places if places.shape else int(places), (*self.ref.index, index))
+        ref = self.ref
+        index, _ = resolve(ref.shape, key)
+        places = np.asarray(ref.places)[index]
+        return SemaphoreRef(ref.array, places if places.shape else int(places), (*ref.index, index))

@@ -208,10 +208,8 @@ class OperandBlocks:
                 why=f"the operand has {len(self.dims)} dims",
                 fix="lambda i, j: (i, j), one index per dim of the operand",
             )
-        if all(v.__class__ is int for v in values):
-            return tuple(values)
         try:
-            return tuple((as_int(v.start), as_int(v.size)) if isinstance(v, Slice) else as_int(v) for v in values)
+            return tuple([(as_int(v.start), as_int(v.size)) if v.__class__ is Slice else as_int(v) for v in values])
         except BoundsError:
             raise BoundsError(
                 f"The index map of {self.label} returns {found!r}.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.core.source import Source, here
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.spaces import MemorySpace
-from meshwright.kernel.pipeline.blocks import BlockSpec, blocks_of
+from meshwright.kernel.pipeline.blocks import BlockSpec, OperandBlocks, blocks_of
 from meshwright.kernel.pipeline.windows import Window
 from meshwright.kernel.run.faults import KernelError, StaleError
 from meshwright.kernel.run.tasks import KernelTask
@@ -17,22 +17,56 @@ if TYPE_CHECKING:
     from meshwright.kernel.pipeline.pipelines import Pipeline
 
 
+class BlockIndices:
+    """What an index map says of the steps so far; operands with the same one ask it once."""
+
+    __slots__ = ("blocks", "changed", "indices", "parents", "pipeline", "steps", "task")
+
+    def __init__(self, pipeline: Pipeline, task: KernelTask, blocks: OperandBlocks) -> None:
+        self.pipeline = pipeline
+        self.task = task
+        self.blocks = blocks
+        self.parents = list(task.grids)
+        self.steps = pipeline.walk()
+        self.indices: list[tuple[Any, ...]] = []  # the block of each step
+        self.changed: list[bool] = []  # and whether it is another than the one before
+
+    def reach(self, step: int) -> None:
+        """Ask the index map up to a step."""
+        while len(self.indices) <= step:
+            # An index map is a part of the parent, as callbacks are; it is asked too often for a context.
+            at = next(self.steps)
+            grids, self.task.grids = self.task.grids, self.parents or [(at, self.pipeline.whole)]
+            try:
+                found = self.blocks.index((*at, *self.pipeline.scalars))
+            finally:
+                self.task.grids = grids
+            self.changed.append(not self.indices or found != self.indices[-1])
+            self.indices.append(found)
+
+
 class PipelineOperand:
     """One operand in one run: its window, or a view of its own memory where there is none."""
 
-    __slots__ = ("blocks", "changed", "indices", "parents", "pipeline", "ref", "steps", "task", "visited", "window")
+    __slots__ = ("blocks", "changed", "indices", "pipeline", "ref", "shared", "task", "visited", "window")
 
     def __init__(
-        self, pipeline: Pipeline, task: KernelTask, window: Window | None, ref: Ref, spec: BlockSpec, label: str
+        self,
+        pipeline: Pipeline,
+        task: KernelTask,
+        window: Window | None,
+        ref: Ref,
+        spec: BlockSpec,
+        label: str,
+        maps: dict[Any, BlockIndices],
     ) -> None:
         self.pipeline = pipeline
         self.task = task
-        self.parents = list(task.grids)
         self.ref = ref
         self.blocks = blocks_of(spec, ref.shape, label)
-        self.steps = pipeline.walk()
-        self.indices: list[tuple[Any, ...]] = []  # the block of each step so far
-        self.changed: list[bool] = []  # and whether it is another than the one before
+        key = (id(self.blocks.index_map), len(self.blocks.dims))
+        self.shared = maps.get(key) or maps.setdefault(key, BlockIndices(pipeline, task, self.blocks))
+        self.indices, self.changed = self.shared.indices, self.shared.changed
         self.visited: set[tuple[Any, ...]] = set()
         self.window = window
         wanted = spec.memory_space or MemorySpace.VMEM
@@ -89,23 +123,17 @@ class PipelineOperand:
 
     def index(self, step: int) -> tuple[Any, ...]:
         """The block that a step works on."""
-        while len(self.indices) <= step:
-            # An index map is a part of the parent, as callbacks are; it is asked too often for a context.
-            at = next(self.steps)
-            grids, self.task.grids = self.task.grids, self.parents or [(at, self.pipeline.whole)]
-            try:
-                found = self.blocks.index((*at, *self.pipeline.scalars))
-            finally:
-                self.task.grids = grids
-            self.changed.append(not self.indices or found != self.indices[-1])
-            self.indices.append(found)
+        if len(self.indices) <= step:
+            self.shared.reach(step)
         return self.indices[step]
 
     def changes(self, step: int) -> bool:
         """Whether a step works on another block than the one before."""
-        if len(self.changed) <= step:
-            self.index(step)
-        return self.changed[step]
+        try:
+            return self.changed[step]
+        except IndexError:
+            self.shared.reach(step)
+            return self.changed[step]
 
     def require_new(self, step: int) -> None:
         """Refuse to come back to a block of an output that was left: what was written is no longer in its window."""

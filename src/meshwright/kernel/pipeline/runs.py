@@ -16,7 +16,7 @@ from meshwright.kernel.language.body import mismatch
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.pipeline.arguments import PipelineArg, PipelineCallbackArgs, PipelinePrefetchArgs, flags, pair
 from meshwright.kernel.pipeline.blocks import BlockSpec
-from meshwright.kernel.pipeline.operands import PipelineOperand
+from meshwright.kernel.pipeline.operands import BlockIndices, PipelineOperand
 from meshwright.kernel.pipeline.windows import Window, add_into, copy_into
 from meshwright.kernel.run.faults import KernelError
 from meshwright.kernel.run.tasks import KernelTask
@@ -56,8 +56,10 @@ class PipelineRun:
         self.prologue, self.epilogue = prologue, epilogue
         self.out_prologue, self.out_epilogue, self.postyeet = out_prologue, out_epilogue, postyeet
 
+        maps: dict[Any, BlockIndices] = {}
+
         def operand(kind: str, n: int, window: Window | None, ref: Ref, spec: BlockSpec) -> PipelineOperand:
-            return PipelineOperand(pipeline, task, window, ref, spec, f"{kind} {n} of the pipeline")
+            return PipelineOperand(pipeline, task, window, ref, spec, f"{kind} {n} of the pipeline", maps)
 
         ins = zip(windows.input, self.grouped.input, pipeline.in_specs, strict=True)
         outs = list(zip(windows.out, self.grouped.out, pipeline.out_specs, strict=True))
@@ -172,23 +174,28 @@ class PipelineRun:
             elif window.target > limit:
                 return
             if operand.changes(window.target):
-                self._finish(operand, window.target)
+                if window.comes or self.sums:
+                    self._finish(operand, window.target)
                 window.fetch(self.task, operand.index(window.target), self.line)
             window.target += 1
 
     def _step(self, step: int) -> None:
         task, last = self.task, step == self.steps - 1
-        comes = [x.changes(step) if step else self.wait_first[id(x)] for x in self.fetched]
-        for operand, new in zip(self.fetched, comes, strict=True):
-            window = operand.window
-            assert window is not None
-            self._fetch_ahead(operand, step + window.count - 1, window.arrived - (not new))
+        comes = []
+        for operand in self.fetched:
+            window: Any = operand.window
+            new = operand.changes(step) if step else self.wait_first[id(operand)]
+            comes.append(new)
+            limit = step + window.count - 1
+            if window.target <= limit or window.lookahead:
+                self._fetch_ahead(operand, limit, window.arrived - (not new))
         if last and self.epilogue is not None:
             self._ask(self.epilogue)
         for operand, new in zip(self.fetched, comes, strict=True):
+            window = operand.window
             if new:
-                operand.window.await_fetch(task, operand.index(step))  # type: ignore[union-attr]
-            if not step and operand.window.arrived <= self.before[id(operand)]:  # type: ignore[union-attr]
+                window.await_fetch(task, operand.index(step))
+            if not step and window.arrived <= self.before[id(operand)]:
                 operand.require_held(new, self.line)
         for n, out in enumerate(self.outs):
             if out.window is not None and out.changes(step):
@@ -203,12 +210,12 @@ class PipelineRun:
                 self._write_back(n, out, step, last)
 
     def _body(self, step: int) -> None:
-        refs = [
-            operand.window.current if operand.window is not None else operand.direct(step) for operand in self.inputs
-        ]
-        refs += [out.window.open_view if out.window is not None else out.direct(step) for out in self.outs]
+        refs = [x.direct(step) if x.window is None else x.window.current for x in self.inputs]
+        refs += [x.direct(step) if x.window is None else x.window.open_view for x in self.outs]
+        if self.pipeline.trees:
+            refs = self.pipeline.nested(refs)
         try:
-            result = self.pipeline.body(*self.pipeline.nested(refs), *self.scratches)
+            result = self.pipeline.body(*refs, *self.scratches)
         except TypeError:
             self.pipeline.require_parameters(len(self.scratches))
             raise

@@ -58,7 +58,8 @@ class Window:
         self.started = self.arrived = self.opened = self.target = 0
         self.leaving: list[tuple[int, tuple[Any, ...]]] = []  # block numbers and indices whose copy out is under way
         self.last: tuple[Any, ...] | None = None  # the index of the last block of the previous run
-        self.origins: list[Origin | None] = [None] * self.count  # of what is in each slot
+        # Of what is in each slot, an `Origin`: the region it came from, who had written it, and the line of the fetch.
+        self.origins: list[tuple[Ref, Any, Source | None] | None] = [None] * self.count
 
     def bind(self, ref: Ref, blocks: OperandBlocks) -> None:
         """Say which memory the window is on."""
@@ -73,7 +74,7 @@ class Window:
 
     def _parts(self, number: int, index: tuple[Any, ...], incoming: bool) -> tuple[Ref, Ref]:
         """The block in the operand and in its slot, both cut to what lies inside the operand."""
-        inside = self.blocks.parts(index)[1]
+        inside = (self.blocks.cut.get(index) or self.blocks.parts(index))[1]
         slot = self.slots[number % self.count]
         if inside is not None and incoming:
             slot.buffer.fill_unwritten()
@@ -92,7 +93,8 @@ class Window:
     @property
     def origin(self) -> Origin | None:
         """Where the block that was fetched last came from."""
-        return self.origins[(self.arrived - 1) % self.count] if self.arrived else None
+        found = self.origins[(self.arrived - 1) % self.count] if self.arrived else None
+        return None if found is None else Origin(*found)
 
     @staticmethod
     def written(block: Ref) -> Any:
@@ -126,7 +128,8 @@ class Window:
         number = self.started
         self.started += 1
         outside, inside = self._parts(number, index, True)
-        self.origins[number % self.count] = Origin(outside, self.written(outside), line)
+        writers = None if outside.buffer.accesses is None else self.written(outside)
+        self.origins[number % self.count] = (outside, writers, line)
         self._start(task, outside, inside, number, line)
 
     def await_fetch(self, task: KernelTask, index: tuple[Any, ...]) -> None:

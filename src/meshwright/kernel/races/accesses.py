@@ -61,7 +61,7 @@ class AccessCell:
 class AccessMap:
     """The last accesses to one buffer; ``initial`` is the number of what nobody has written to yet."""
 
-    __slots__ = ("cells", "copies", "cuts", "initial", "known", "last", "reads", "scratch", "shape", "writes")
+    __slots__ = ("cells", "copies", "cuts", "initial", "known", "last", "reads", "rows", "scratch", "shape", "writes")
 
     def __init__(self, shape: tuple[int, ...], initial: int) -> None:
         self.shape = shape
@@ -69,6 +69,7 @@ class AccessMap:
         self.cuts = [[0] for _ in shape]  # where cells start, along each dim
         self.cells: dict[tuple[int, ...], AccessCell] | None = {(0,) * len(shape): AccessCell(initial, {}, {})}
         self.known: dict[Box | None, list[AccessCell]] = {}  # the cells of boxes
+        self.rows: list[AccessCell] | None = None  # the cells of rows, where these are the cells
         self.writes: Any = None  # per element, once cells are not enough, as are the following
         self.reads: dict[int, Data] = {}
         self.copies: dict[int, tuple[Transfer, BufferRegion]] = {}
@@ -85,9 +86,28 @@ class AccessMap:
         self.last = (region, found)
         return found
 
+    def only(self, region: BufferRegion) -> AccessCell | None:
+        """The cell that a region is, if it is one."""
+        path = region.path
+        if self.rows is not None and len(path) == 1:
+            index: Any = path[0]
+            if index.__class__ is tuple and len(index) == 1 and index[0].__class__ is int:
+                return self.rows[index[0]]
+        found = self.last[1] if self.last[0] is region else self.select(region)
+        return found[0] if found is not None and len(found) == 1 else None
+
     def _cut_out(self, box: Box | None, cells: dict[tuple[int, ...], AccessCell]) -> list[AccessCell] | None:
         if box is not None and any(start >= stop for start, stop in box):
             return []
+        if box and box[0][1] - box[0][0] == 1 and len(cells) == 1 and 1 < self.shape[0] <= MOST_CELLS // 2:
+            # A row: others will follow, and to cut one by one is to look for all boxes again each time.
+            (cell,) = cells.values()
+            rest = (0,) * (len(self.shape) - 1)
+            cells.update({(row, *rest): cell.again() for row in range(1, self.shape[0])})
+            self.cuts[0] = list(range(self.shape[0]))
+            self.rows = [cells[(row, *rest)] for row in range(self.shape[0])]
+            self.known.clear()
+            self.last = (None, None)
         for dim, ends in enumerate(box or ()):
             if ends != (0, self.shape[dim]) and not (self._cut(dim, ends[0]) and self._cut(dim, ends[1])):
                 box = None
@@ -115,13 +135,14 @@ class AccessMap:
         for start in product(*others):
             self.cells[(*start[:dim], at, *start[dim + 1 :])] = self.cells[start].again()
         cuts.insert(n, at)
+        self.rows = None
         self.known.clear()
         self.last = (None, None)
         return True
 
     def _refine(self, cells: dict[tuple[int, ...], AccessCell]) -> None:
         """From records per cell to records per element."""
-        self.cells = None
+        self.cells = self.rows = None
         self.known.clear()
         self.last = (None, None)
         self.writes = np.full(self.shape, self.initial, np.int64) if self.initial else np.zeros(self.shape, np.int64)

@@ -137,6 +137,13 @@ class AccessChecker:
     def read_by_copy(self, copy: Transfer, region: BufferRegion) -> Any:
         """The source of a copy; which of its elements have no value, where that is so."""
         self.was_read = True
+        cell = self.access_map.only(region)
+        if cell is not None and cell.write and not cell.write & UNDEFINED:
+            self._after_write(copy, cell.write, "reads", copy, copy.source)
+            for number in [n for n, other in cell.copies.items() if self.history.knows_read(copy, other)]:
+                del cell.copies[number]
+            cell.copies[copy.number] = copy
+            return None
         undefined = False
         for value in self.access_map.written(region):
             undefined = undefined or value == 0 or value & UNDEFINED != 0
@@ -165,6 +172,11 @@ class AccessChecker:
 
     def write_by_copy(self, copy: Transfer, region: BufferRegion, undefined: Any) -> None:
         """The destination of a copy."""
+        cell = self.access_map.only(region)
+        if cell is not None and undefined is None and not cell.reads and not cell.copies:
+            self._after_write(copy, cell.write, "writes", copy, copy.source)
+            cell.write = _COPY | copy.number
+            return
         for value in self.access_map.written(region):
             self._after_write(copy, value, "writes", copy, copy.source)
         self._after_reads(copy, region, -1, copy.source)

@@ -14,7 +14,6 @@ from typing import Any
 import greenlet  # type: ignore[import-untyped]
 import numpy as np
 
-from meshwright.core.collection import no_collection
 from meshwright.core.source import Source
 from meshwright.kernel.language.mxu import require_spent
 from meshwright.kernel.language.semaphores import Semaphore, SemaphoreArray, Signal
@@ -67,6 +66,7 @@ class KernelMachine(Memories):
         self.tiles = tiles
         self.checks = checks  # whether ``debug_check`` looks at its conditions
         self.schedule = schedule or TaskSchedule()
+        self.in_turn = self.schedule.in_turn and not self.clock.runs  # whether the first that is ready goes on
         self.axes: dict[Any, frozenset[str] | None] = {}  # by address: the mesh axes that operands vary over
         self.ready: list[KernelTask] = []
         self.looking: list[KernelTask] = []  # those that look at a semaphore again and again
@@ -151,17 +151,17 @@ class KernelMachine(Memories):
             self.clock.charge_compute(task)
         if self.schedule.interrupts:
             self.pause(task)
-        while semaphore.count < value:
-            task.waiting, task.need, task.why = semaphore, value, why
-            semaphore.waiter = task
-            self.give_way()
+        if semaphore.count < value:
+            self._pass_until(task, semaphore, value, why)
         if self.clock.runs:
             since = task.time
             task.time = max(task.time, semaphore.reached(value, take))
             self.clock.waited(task, since, why)
         known = semaphore.take(value, not take)
         if self.history is not None:
-            senders = frozenset(s.sender.entity for s in known if s.copy is None and s.sender is not task)
+            senders: frozenset[int] = frozenset()
+            if semaphore.array.kind is not SemaphoreType.DMA:
+                senders = frozenset([s.sender.entity for s in known if s.copy is None and s.sender is not task])
             number = self._learn(task, known, self.history)
             if len(senders) > 1:
                 semaphore.passed = (task.entity, number, senders)
@@ -170,6 +170,21 @@ class KernelMachine(Memories):
         else:
             for signal in known:
                 signal.copy = None  # lets go of the memory it was between
+
+    def _pass_until(self, task: KernelTask, semaphore: Semaphore, value: int, why: str) -> None:
+        """Let other things happen until a semaphore holds ``value``."""
+        if self.in_turn and not self.closing:
+            # Only copies can happen: what the hub would do next is done here.
+            while self.due and not self.ready and semaphore.count < value:
+                self.schedule.decisions += 1
+                self.move(self.pending[heappop(self.due)[1]])
+            if semaphore.count >= value and self.ready:
+                self.ready.append(task)
+                self.give_way()
+        while semaphore.count < value:
+            task.waiting, task.need, task.why = semaphore, value, why
+            semaphore.waiter = task
+            self.give_way()
 
     def look(self, task: KernelTask, semaphore: Semaphore) -> int:
         """The value of a semaphore; a task that has seen it before looks again when nothing else can happen."""
@@ -232,7 +247,8 @@ class KernelMachine(Memories):
             return
         copy.number = self.copies
         self.copies += 1
-        copy.finish = self.clock.finish(copy, task.time)
+        copy.finish = self.clock.finish(copy, task.time) if self.clock.runs else task.time
+        races = self.history is not None
         if self.history is not None:
             self.history.event(task, copy.source)
             self.history.start(copy)
@@ -242,13 +258,16 @@ class KernelMachine(Memories):
                 there = self.memory.get((away.device, away.core if own.core >= 0 else -1, own.key))
                 birth = max(receive.array.free_since, 0 if there is None else there.birth)
                 self.history.require_birth(copy.clock, away, birth, "A copy to another device starts", copy.source)
-        chain = copy.link if self.schedule.links_in_order else ("copy", copy.number)
+        chain: Any = copy.link if self.schedule.links_in_order else copy if races else None
         if send is not None:
             copy.send = (send, Signal(copy.nbytes, task, copy.source, chain, copy, "read"))
-            send.add(copy.send[1], self.history is not None)
-        copy.receive = (receive, Signal(copy.nbytes, task, copy.source, chain, copy, "write" if send else "both"))
-        receive.add(copy.receive[1], self.history is not None)
-        self.signallers.setdefault(receive.array.key, set()).add((task.entity, copy.source))
+            send.add(copy.send[1], races)
+        before = receive.last
+        if before is None or before.source is not copy.source or before.sender is not task:
+            self.signallers.setdefault(receive.array.key, set()).add((task.entity, copy.source))
+        signal = Signal(copy.nbytes, task, copy.source, chain, copy, "both" if send is None else "write")
+        copy.receive = (receive, signal)
+        receive.add(signal, races)
         self.pending[copy.number] = copy
         if self.schedule.in_turn:
             heappush(self.due, (copy.finish, copy.number))
@@ -256,6 +275,13 @@ class KernelMachine(Memories):
     def move(self, copy: Transfer) -> None:
         """The next part of a copy happens: its read, its write, or both."""
         in_parts = self.schedule.in_parts
+        assert copy.receive is not None
+        if self.history is None and not in_parts and copy.send is None and copy.plain:
+            np.copyto(copy.dst.data, copy.src.data)
+            del self.pending[copy.number]
+            self.arrive(copy.receive[0], copy.nbytes, copy.finish)
+            copy.receive = None
+            return
         if copy.payload is None:
             copy.read(keep=in_parts)
             if copy.send is not None:
@@ -264,7 +290,6 @@ class KernelMachine(Memories):
                 return
         copy.write()
         del self.pending[copy.number]
-        assert copy.receive is not None
         self.arrive(copy.receive[0], copy.nbytes, copy.finish)
         if self.history is None:
             copy.send = copy.receive = None
@@ -290,7 +315,21 @@ class KernelMachine(Memories):
         if self.closing and self.refusals < _MOST_REFUSALS:
             self.refusals += 1
             raise greenlet.GreenletExit
-        self.hub.switch()
+        if self.ready and self.in_turn and self.ready[0].greenlet and not self.closing:
+            # What the hub would do next is done here: one switch in the place of two. It begins tasks itself, as they
+            # count how deep calls are from where they begin.
+            self.schedule.decisions += 1
+            self._resume(self.ready.pop(0))
+        else:
+            self.hub.switch()
+
+    def _resume(self, task: KernelTask) -> None:
+        """Let a task run on, or begin."""
+        state.task = task
+        if task.greenlet:
+            task.greenlet.switch()
+        else:
+            task.greenlet.switch(task)
 
     def step(self, task: KernelTask) -> None:
         """Count a step of a grid: of the kernel's own, which ends, or of a pipeline in its body."""
@@ -321,7 +360,8 @@ class KernelMachine(Memories):
 
         def main(task: KernelTask) -> None:
             try:
-                results[task.entity] = body(task)
+                with np.errstate(all="ignore"):  # a task has a context of its own
+                    results[task.entity] = body(task)
             except greenlet.GreenletExit as error:
                 if not self.closing:
                     raise left_by_exit(task, error) from error
@@ -334,7 +374,7 @@ class KernelMachine(Memories):
             self.ready.append(task)
         before = state.task
         try:
-            with no_collection(), Watched(self, self.most_seconds):
+            with Watched(self, self.most_seconds):
                 self._loop()
         except Stopped as error:
             raise stopped(self, error) from None
@@ -376,18 +416,14 @@ class KernelMachine(Memories):
                 chosen = schedule.choose(ready, self.movable() if not ready or schedule.interrupts else [])
             if chosen.__class__ is KernelTask:
                 ready.remove(chosen)
-                state.task = chosen
                 try:
-                    if chosen.greenlet:
-                        chosen.greenlet.switch()
-                    else:
-                        chosen.greenlet.switch(chosen)
+                    self._resume(chosen)
                 except Stopped:
-                    self.stopped = chosen
+                    self.stopped = state.task
                     raise
                 except Exception as error:
-                    if self.size * self.cores > 1:
-                        error.add_note(f"in the kernel on {chosen.name}")
+                    if self.size * self.cores > 1 and state.task is not None:
+                        error.add_note(f"in the kernel on {state.task.name}")
                     raise
                 finally:
                     state.task = None

@@ -142,9 +142,10 @@ def fill_poison(data: Data) -> None:
 class Unfilled:
     """What was written of memory of which the rest is not even poison yet."""
 
-    __slots__ = ("known", "parts")
+    __slots__ = ("elements", "known", "parts")
 
     def __init__(self) -> None:
+        self.elements = 0  # how many were written
         self.parts: list[Box] = []  # disjoint
         self.known: set[Box | None] = set()  # boxes that are inside one of them
 
@@ -164,6 +165,7 @@ class Unfilled:
         if box is None or len(self.parts) >= MOST_PARTS or not all(apart(box, part) for part in self.parts):
             return False
         self.parts.append(box)
+        self.elements += prod(stop - start for start, stop in box)
         self.known.add(box)
         return True
 
@@ -202,16 +204,19 @@ class Buffer:
 
     def before_write(self, box: Box | None) -> None:
         """Something writes."""
-        if self.unfilled is not None and not self.unfilled.add(box):
+        if self.unfilled is None:
+            return
+        if not self.unfilled.add(box):
             self.fill_unwritten()
+        elif self.unfilled.elements == self.data.size:
+            self.unfilled = None
 
     def fill_unwritten(self) -> None:
         """Poison what was never written, where that was put off."""
         unfilled, self.unfilled = self.unfilled, None
         if unfilled is None:
             return
-        written = sum(prod(stop - start for start, stop in box) for box in unfilled.parts)
-        if written == self.data.size:
+        if unfilled.elements == self.data.size:
             return
         places = [tuple(slice(*ends) for ends in box) for box in unfilled.parts]
         kept = [self.data[place].copy() for place in places]

@@ -52,6 +52,18 @@ class Transfer:
         self.write_over: tuple[int, int] | None = None
 
     @property
+    def plain(self) -> bool:
+        """Whether it only copies, from memory to memory of one device that is there, all of it."""
+        src, dst = self.src.buffer, self.dst.buffer
+        return (
+            src.alive
+            and dst.alive
+            and src.unfilled is dst.unfilled is None
+            and not self.add
+            and not self.starter.machine.clock.dry
+        )
+
+    @property
     def link(self) -> tuple[int, int, int, int]:
         """From where it goes to where."""
         return (self.starter.device, self.starter.core, self.device, self.core)
@@ -99,7 +111,8 @@ class Transfer:
 
     def let_go(self) -> None:
         """Once all its signals were waited for, of the memory it was between and of what it knew."""
-        if all(sent is None or sent[1].copy is None for sent in (self.send, self.receive)):
+        sent, received = self.send, self.receive
+        if (sent is None or sent[1].copy is None) and (received is None or received[1].copy is None):
             self.src = self.dst = self.clock = None  # type: ignore[assignment]
 
     def uses(self, buffer: Buffer) -> bool:
