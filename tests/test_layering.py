@@ -65,7 +65,7 @@ MAY_USE_EXTRAS = ("engine", "interop")
 LATE = {
     "core.dtypes": {"meshwright.sharding.single_device"},
     "core.op": {"meshwright.sharding.explicit"},
-    "core.program": {"hashlib"},
+    "core.program": {"hashlib", "meshwright.report.notebook"},  # the latter here and below when a notebook asks
     "core.text.parse": {"meshwright.sharding.spec"},
     "core.text.tokens": {"meshwright.sharding.mesh"},
     "core.trace": {
@@ -81,7 +81,7 @@ LATE = {
         "meshwright.sharding.named",
         "meshwright.sharding.check",
     },
-    "arrays.placement": {"meshwright.arrays.shards"},
+    "arrays.placement": {"meshwright.arrays.shards", "meshwright.report.notebook"},
     "api.control": {"meshwright.sharding.explicit"},
     "compile.compiled": {
         "meshwright.compile.explain",
@@ -90,6 +90,7 @@ LATE = {
         "meshwright.compile.partitioning",
         "meshwright.compile.sharding_reasons",
         "meshwright.compile.texts",
+        "meshwright.report.notebook",
         "meshwright.simulate.memory",
         "meshwright.simulate.spmd",
     },
@@ -113,6 +114,8 @@ LATE = {
     "hardware.train_step": {"meshwright.simulate.transformer"},
     "ops.collective": {"meshwright.sharding.spec"},
     "ops.layout": {"meshwright.sharding.explicit"},
+    "sharding.mesh": {"meshwright.report.notebook"},
+    "sharding.named": {"meshwright.report.notebook"},
     "chart.views": {"rich.console", "rich.text"},
     "report.visualize": {"rich.console", "rich.text"},
 }

@@ -72,9 +72,9 @@ class Placed:
         return self._sharding is not None and getattr(self._sharding, "committed", True)
 
     def _repr_html_(self: Any) -> str:
-        from meshwright.arrays.shards import as_html
+        from meshwright.report.notebook import array_html
 
-        return as_html(self)
+        return array_html(self)
 
 
 def _install() -> None:

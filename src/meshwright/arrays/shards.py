@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -149,17 +148,3 @@ def distinct_parts(sharding: Sharding, shape: Shape) -> list[Index]:
 
 def _extents(index: Index, shape: Sequence[int]) -> list[int]:
     return [len(range(*part.indices(size))) for part, size in zip(index, shape, strict=True)]
-
-
-def as_html(x: Array) -> str:
-    """A table of the array's shape, dtype and sharding."""
-    sharding = sharding_of(x)
-    rows: dict[str, Any] = {"shape": x.type.shape, "dtype": x.type.dtype.name}
-    if isinstance(sharding, SingleDeviceSharding):
-        rows["device"] = sharding.device
-    else:
-        rows["sharding"] = sharding.spec
-        rows["mesh"] = ", ".join(f"{name}: {size}" for name, size in sharding.mesh.shape.items())
-        rows["shard"] = sharding.shard_shape(x.type.shape)
-    cells = "".join(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in rows.items())
-    return f"<table>{cells}</table>"

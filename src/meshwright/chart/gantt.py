@@ -119,6 +119,9 @@ class Charted(ABC):
         """The chart as text, ``width`` characters wide, or as wide as the terminal."""
         return str(self.chart().view(width))
 
+    def _repr_html_(self) -> str:
+        return self.chart().view().html()
+
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the chart as a page of its own: what a box is, when it runs and its facts show on hovering."""
         self.chart().view().to_html(path)

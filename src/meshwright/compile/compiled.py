@@ -109,6 +109,11 @@ class Compiled:
         self._executable.take(leaves, data)
         return self._executable.run(data)
 
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import compiled_html
+
+        return compiled_html(self)
+
     if not TYPE_CHECKING:  # which knows what is there
 
         def __getattr__(self, name):

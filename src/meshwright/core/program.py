@@ -189,6 +189,11 @@ class Program:
     def __repr__(self) -> str:
         return str(self)
 
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import program_html
+
+        return program_html(self)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and (self is other or canonical_key(self) == canonical_key(other))
 

@@ -218,6 +218,11 @@ class BaseMesh:
     def __str__(self) -> str:
         return mesh_text(tuple(zip(self.axis_names, self.axis_sizes, strict=True)), self.order)
 
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import mesh_html
+
+        return mesh_html(self)
+
     def declaration(self) -> str:
         """As a module declares it: ``sdy.mesh @mesh = <["x"=2, "y"=4]>``."""
         return f"sdy.mesh {symbol(self.name or 'mesh')} = {self}"

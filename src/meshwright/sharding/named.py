@@ -309,6 +309,11 @@ class TensorSharding:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import sharding_html
+
+        return sharding_html(self)
+
     def type_dims(self, shape: Sequence[int]) -> list[str]:
         """The dims as a type shows them: ``2048@x``, ``8@(x,y)``, ``8@x:(1)2``."""
         if self.mesh.is_maximal:
@@ -525,6 +530,11 @@ class NamedSharding:
         if self is other:
             return True
         return isinstance(other, NamedSharding) and self.spec is other.spec and self.mesh == other.mesh
+
+    def _repr_html_(self) -> str:
+        from meshwright.report.notebook import sharding_html
+
+        return sharding_html(self)
 
     def __repr__(self) -> str:
         return f"NamedSharding(mesh={self.mesh.short()}, spec={self.spec})"

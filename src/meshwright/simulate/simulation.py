@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from html import escape
 from math import inf, prod
 from typing import Any, NamedTuple
 
@@ -290,6 +291,9 @@ class Simulation(Charted):
         """The timeline as rows, one for each part of the machine; loop iterations that are not shown are one box."""
         lanes = (Lane("", self._unit_name(unit), tuple(self._bars(unit))) for unit in self.unit_seconds())
         return Chart(f"one device of {self.topology.text}", self.seconds, tuple(lanes))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self), quote=False)}</pre>{super()._repr_html_()}"
 
     def _unit_name(self, unit: str) -> str:
         axes = self.machine.lying_on(unit) if unit != COMPUTE else ()
