@@ -96,8 +96,9 @@ def find_layout(
     found, bound = list[FoundLayout](), inf
     for step in steps:
         search = LayoutSearch(step, machine, memory, mode)
-        found += _searched(search, stay or _meshes(search), progress)
-        bound = min(bound, search.bound)
+        meshes = stay or _meshes(search)
+        found += _searched(search, meshes, progress)
+        bound = min(bound, search.bound(meshes))
     found.sort(key=_order)
     if not found[0].fits:
         least = min(found, key=lambda one: one.peak_bytes_per_device)

@@ -116,11 +116,11 @@ class GraphReader:
         kernels: dict[int, int] = {}
         bodies: dict[int, TaskBlock] = {}
         for kernel, task in zip(block.kernels.kernels, block.tasks, strict=True):
-            last = next((e for e in kernel.eqns if _is_product(e)), kernel.eqns[-1])
+            last = next((e for e in kernel.eqns if is_product(e)), kernel.eqns[-1])
             seconds[id(last)] = task.cost.seconds
             if task.cost.matmul_flops and task.cost.dtype:
                 flops = task.cost.matmul_flops - (task.cost.again_flops or 0.0)
-                products[id(last)] = Products(flops, task.cost.dtype, sum(map(_is_product, kernel.eqns)))
+                products[id(last)] = Products(flops, task.cost.dtype, sum(map(is_product, kernel.eqns)))
             if task.body is not None:
                 bodies[id(kernel.eqns[-1])] = task.body
             if not kernel.alone:
@@ -212,7 +212,7 @@ class Grouping:
         step.group = group
 
     def add(self, step: LayoutStep) -> None:
-        decides = step.kind == "eqn" and (_is_product(step.eqn) or not _is_plain(step.eqn))
+        decides = step.kind == "eqn" and (is_product(step.eqn) or not _is_plain(step.eqn))
         if step.kind in ("input", "carry") or decides or self.stacks_sums(step):
             self.begin(step)
             return
@@ -280,7 +280,7 @@ class Grouping:
         each device keeps a part."""
         made = step.inputs[0].step if step.kind == "stack" else None
         group = self.of(step.inputs[0]) if made is not None else None
-        return group is not None and _is_product(group.first.eqn) and self.read[step.inputs[0]] == 1
+        return group is not None and is_product(group.first.eqn) and self.read[step.inputs[0]] == 1
 
     def source(self, value: LaidValue) -> LayoutGroup | None:
         step = value.step
@@ -301,7 +301,7 @@ def _is_adapter(step: LayoutStep) -> bool:
     return step.inputs[0].type.nbytes * SMALLER <= step.outputs[0].type.nbytes
 
 
-def _is_product(eqn: Eqn | None) -> bool:
+def is_product(eqn: Eqn | None) -> bool:
     if eqn is None or isinstance(eqn.op.factors, No) or eqn.op.structure is not None:
         return False
     return is_contraction(eqn.op, [a.type for a in eqn.inputs], [v.type for v in eqn.outputs], eqn.params)

@@ -14,7 +14,7 @@ from meshwright.core.program import Program, Var
 from meshwright.hardware.machines import machine_for
 from meshwright.hardware.topology import Topology
 from meshwright.partition.cost import MachineCost
-from meshwright.search.layout.bound import products_bound, results_bound
+from meshwright.search.layout.bound import StepBound, least_of
 from meshwright.search.layout.expected import Expected
 from meshwright.search.layout.found import FoundLayout
 from meshwright.search.layout.graph import LaidValue, alive_at_peak, read_graph
@@ -53,8 +53,8 @@ class Candidate(NamedTuple):
 
 
 class LayoutSearch:
-    """A step on a machine, read once, and what is found of it on each mesh: ``bound``, the seconds that no layout is
-    below, and ``evenly``, those of its kernels as one device has them, each split as well as it can be."""
+    """A step on a machine, read once, and what is found of it on each mesh; ``evenly`` are the seconds of its kernels
+    as one device has them, each split as well as it can be."""
 
     def __init__(self, step: Step, topology: Topology, memory: float, mode: str) -> None:
         self.step, self.topology, self.memory, self.mode = step, topology, memory, mode
@@ -67,7 +67,7 @@ class LayoutSearch:
         self.equations = short.equations if short is not None else equations(step.program)
         self.roles = assign_roles(self.graph)
         self.alive = alive_at_peak(self.graph)
-        self.bound = self.evenly = inf
+        self.evenly = inf
         self.made: dict[tuple[Any, ...], FoundLayout] = {}
         self.models: dict[tuple[tuple[str, int], ...], LayoutModel] = {}
 
@@ -95,9 +95,6 @@ class LayoutSearch:
         """The best layouts on a mesh by their costs."""
         model = self.model(sizes)
         self.evenly = min(self.evenly, sum(float(s.min()) for s in model.compute))
-        chip, devices = self.topology.chip, model.mesh.size
-        least = products_bound(model.groups, chip, devices), results_bound(self.graph, chip, devices)
-        self.bound = min(self.bound, max(least))
         found: dict[bytes, Candidate] = {}
         for hidden in HIDDEN:
             chosen = within(model, hidden, self.memory)
@@ -108,6 +105,12 @@ class LayoutSearch:
             if self.is_large and one.seconds <= 1.01 * chosen.cost:  # what can be hidden is less than the work
                 break
         return list(found.values())
+
+    def bound(self, meshes: Sequence[Mapping[str, int]]) -> float:
+        """The seconds that no layout on these meshes is below."""
+        step = StepBound(self.graph, self.returned, self.topology.chip)
+        found = [step.on(self.machine(sizes), mesh_of(sizes)) for sizes in meshes]
+        return least_of(found)
 
     @property
     def is_large(self) -> bool:

@@ -114,12 +114,14 @@ class Choices:
         return np.array([kept[w] for kept, w in zip(self.kept, ways, strict=True)], int)
 
 
-def best_choice(alone: Sequence[np.ndarray], pairs: Pairs, enough: float = inf) -> Chosen:
+def best_choice(
+    alone: Sequence[np.ndarray], pairs: Pairs, enough: float = inf, rounds: Sequence[int] = ROUNDS
+) -> Chosen:
     """The best way for each role; if tables become too large, or if it is known to cost more than ``enough``, one from
     which no single change is better."""
     whole = Choices(alone, pairs)
     left, taken = _collapsed(whole)
-    chosen = _best_of(whole.only(left), enough)
+    chosen = _best_of(whole.only(left), enough, rounds)
     ways = np.zeros(len(alone), int)
     ways[left] = chosen.ways
     for n, roles, table in reversed(taken):
@@ -127,11 +129,11 @@ def best_choice(alone: Sequence[np.ndarray], pairs: Pairs, enough: float = inf) 
     return chosen._replace(ways=ways)
 
 
-def _best_of(choices: Choices, enough: float) -> Chosen:
+def _best_of(choices: Choices, enough: float, rounds: Sequence[int]) -> Chosen:
     bound, cost = -inf, inf
     ways = np.zeros(len(choices.alone), int)
-    for rounds in ROUNDS:
-        bound = max(bound, choices.share(rounds))
+    for count in rounds:
+        bound = max(bound, choices.share(count))
         found = choices.descend(np.array([int(u.argmin()) for u in choices.alone], int))
         if choices.cost(found) < cost:
             cost, ways = choices.cost(found), choices.named(found)

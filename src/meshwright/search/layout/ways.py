@@ -182,7 +182,7 @@ class GroupWays:
         self, group: LayoutGroup, mesh: BaseMesh, memory_bytes_per_s: float = inf, keep: Keep | None = None
     ) -> None:
         self.group, self.mesh, self.memory_bytes_per_s = group, mesh, memory_bytes_per_s
-        ways = _ways_of_first(group.first, mesh)
+        ways = splits_of(group.first, mesh)
         self.ways = ways if keep is None else [way for way in ways if keep(group.first, way)]
         self.layouts: dict[LaidValue, list[TensorSharding]] = {}
         self.needs: list[Need] = []  # from outside, or from within
@@ -249,7 +249,7 @@ def _inside(value: LaidValue, step: LayoutStep) -> bool:
     return value.free or (step.kernel is not None and value.step is not None and value.step.kernel == step.kernel)
 
 
-def _ways_of_first(first: LayoutStep, mesh: BaseMesh) -> list[GroupSplit]:
+def splits_of(first: LayoutStep, mesh: BaseMesh) -> list[GroupSplit]:
     """The ways of a group, which are those of its first step."""
     if first.eqn is None:
         found = layouts_of(first.outputs[0].type, mesh)
