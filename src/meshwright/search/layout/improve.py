@@ -20,7 +20,10 @@ GAP = 1.02  # times the work of kernels that are split evenly: to come nearer is
 OTHERS = 8  # candidates of such a step that are returned with what is expected of them
 USUAL = 6_000  # equations of usual layouts that are simulated,
 MOST_USUAL = 24  # and layouts,
-FAR = 1.6  # times the seconds of the best: a usual layout that is estimated to take more is not
+FAR = (
+    1.6  # times the seconds of the best: a usual layout that is estimated to take more is not; if the best is near the
+)
+# work of kernels, `GAP` times
 TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
 MOST_TRIED = 48  # and layouts
 ENUMERATED = 256  # layouts of the arguments of a step: if there are no more, each is simulated,
@@ -45,6 +48,8 @@ def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes:
             if n == 0 and (expected or near_bound(search)):
                 best, held = _fastest(search), search.held(one)
                 ratio = best.seconds / one.seconds if one.seconds else 1.0
+                if not search.is_large:
+                    _simulate_usual(search, meshes, GAP)
                 for other in candidates[1:OTHERS]:
                     search.estimated(other)
                 correct(search.made.values(), ratio, best.peak_bytes_per_device / held if held else 1.0)
@@ -54,7 +59,7 @@ def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes:
     if not candidates:
         _simulate_split_batch(search, meshes[0])
     if not search.is_large:
-        _simulate_usual(search, meshes)
+        _simulate_usual(search, meshes, FAR)
 
 
 def near_bound(search: LayoutSearch) -> bool:
@@ -85,16 +90,16 @@ def _simulate_split_batch(search: LayoutSearch, sizes: Mapping[str, int]) -> Non
             search.simulated(given, search.machine(sizes), name, {})
 
 
-def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> None:
-    """Simulate other layouts that are usually written, unless they are estimated to be far from the best, even if as
-    much too high as for one that was simulated."""
+def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]], far: float) -> None:
+    """Simulate other layouts that are usually written, unless they are estimated to take ``far`` times as long as the
+    best, even if as much too high as for one that was simulated."""
     most = min(MOST_USUAL, USUAL // max(1, search.equations))
     usual = usual_layouts(search, meshes) if most else []
     taken = [(one, search.made.get((*one.given, frozenset()))) for one in usual]
     over = max([1.0, *(one.seconds / found.seconds for one, found in taken if found is not None and found.seconds)])
     for one in [one for one, found in taken if found is None][:most]:
         best = _fastest(search)
-        if not best.fits or one.seconds <= FAR * over * best.seconds:
+        if not best.fits or one.seconds <= far * over * best.seconds:
             found = search.simulated(one.given, search.machine(one.sizes), one.name, {})
             over = max(over, one.seconds / found.seconds if found.seconds else 1.0)
 
