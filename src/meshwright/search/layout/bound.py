@@ -32,7 +32,7 @@ from meshwright.search.layout.copies import tied
 from meshwright.search.layout.graph import LaidValue, LayoutGraph, LayoutStep
 from meshwright.search.layout.solve import Pairs, best_choice
 from meshwright.search.layout.transfers import (
-    Transfer,
+    ValueTransfer,
     followed_to,
     is_split_by_factors,
     read_elementwise,
@@ -161,7 +161,7 @@ class MeshBound:
             found[key] = found[key] + table if key in found else table
         return found
 
-    def _lacking(self, one: Transfer, maker: int, reader: int, network: Network) -> np.ndarray | None:
+    def _lacking(self, one: ValueTransfer, maker: int, reader: int, network: Network) -> np.ndarray | None:
         """The share of a value's bytes that must come into a block, on average, for each way of both."""
         made = [way.results[0] for way in self.ways[maker]]
         paths = [followed_to(one, s) for s in made]

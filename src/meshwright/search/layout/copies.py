@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from meshwright.search.layout.graph import LayoutStep
-from meshwright.search.layout.transfers import Transfer
+from meshwright.search.layout.transfers import ValueTransfer
 
 ROUNDS = 2  # how far around a step one looks for its role
 
@@ -15,7 +15,7 @@ class TiedTransfer(NamedTuple):
     """A transfer, the roles of its maker and its reader by their numbers, and how often it takes place, of all copies
     together."""
 
-    one: Transfer
+    one: ValueTransfer
     maker: int
     reader: int
     times: float
@@ -28,7 +28,7 @@ class Tied(NamedTuple):
     transfers: list[TiedTransfer]
 
 
-def tied(steps: Sequence[LayoutStep], transfers: Sequence[Transfer]) -> Tied:
+def tied(steps: Sequence[LayoutStep], transfers: Sequence[ValueTransfer]) -> Tied:
     """Steps and transfers as copies of a part that no transfer joins.
 
     A transfer that each step of a role makes for one step of another puts those two into a copy. Transfers that would
@@ -41,7 +41,7 @@ def tied(steps: Sequence[LayoutStep], transfers: Sequence[Transfer]) -> Tied:
         members.setdefault(role[step], []).append(step)
     numbers = {step: n for of in members.values() for n, step in enumerate(of)}
     joined = {one: [one] for one in members}  # the roles whose copies are numbered together
-    kinds: dict[Hashable, list[Transfer]] = {}
+    kinds: dict[Hashable, list[ValueTransfer]] = {}
     for one in transfers:
         kinds.setdefault((role[one.maker], role[one.reader], _path(one)), []).append(one)
     order = {one: n for n, one in enumerate(members)}
@@ -66,7 +66,7 @@ def tied(steps: Sequence[LayoutStep], transfers: Sequence[Transfer]) -> Tied:
     return Tied([sorted(of, key=numbers.__getitem__) for of in members.values()], found)
 
 
-def _roles(steps: Sequence[LayoutStep], transfers: Sequence[Transfer]) -> dict[LayoutStep, int]:
+def _roles(steps: Sequence[LayoutStep], transfers: Sequence[ValueTransfer]) -> dict[LayoutStep, int]:
     """The role of each step: steps of one role are of groups of one, and so are those that they meet."""
     known: dict[Hashable, int] = {}
     found = {step: known.setdefault((step.group.role, step.group.steps.index(step)), len(known))
@@ -82,6 +82,6 @@ def _roles(steps: Sequence[LayoutStep], transfers: Sequence[Transfer]) -> dict[L
     return found
 
 
-def _path(one: Transfer) -> Hashable:
+def _path(one: ValueTransfer) -> Hashable:
     """What is alike of transfers along equal paths."""
     return one.number, tuple((step.kind, "" if step.eqn is None else step.eqn.op.name, n) for step, n in one.links)

@@ -28,7 +28,7 @@ Link = tuple[LayoutStep, int]  # a step of a path, and the operand by which the 
 Lead = tuple[tuple[str, ...], ...]  # the axes of the dims whose rows a scan takes
 
 
-class Transfer(NamedTuple):
+class ValueTransfer(NamedTuple):
     """What ``reader`` needs of what ``maker`` makes: operand ``number`` of a matmul, or the result that an argument
     becomes (None). ``links`` are the steps between them, in order; ``nbytes`` is the least that all of the value takes,
     at each of ``times``, and ``share`` how much of that is not also counted for another reader. On a ``linear`` path
@@ -53,7 +53,7 @@ class _Path(NamedTuple):
     needed: frozenset[LaidValue]  # of which one is needed whole, if there are any: no partial sum will do
 
 
-def read_transfers(graph: LayoutGraph, returned: Sequence[tuple[LaidValue, LaidValue]]) -> list[Transfer]:
+def read_transfers(graph: LayoutGraph, returned: Sequence[tuple[LaidValue, LaidValue]]) -> list[ValueTransfer]:
     """The transfers of a step; ``returned`` are results that are arguments anew, each with its argument."""
     paths = list(_paths(graph, returned))
     counted = [path.needed.union(path.values) for path in paths]
@@ -139,7 +139,7 @@ def _elements_from(step: LayoutStep, made: LaidValue) -> Iterator[tuple[int, Lai
                 yield 0, value
 
 
-def _transfer(path: _Path, share: float) -> Transfer:
+def _transfer(path: _Path, share: float) -> ValueTransfer:
     *_, read = path.values
     item = min(value.type.nbytes / max(1, value.type.size) for value in path.values)
     length, times = 1.0, float(path.reader.times)
@@ -151,7 +151,7 @@ def _transfer(path: _Path, share: float) -> Transfer:
             times -= step.times
     times = min(float(path.maker.times), times) * path.reader.weight
     nbytes = item * read.type.size * length
-    return Transfer(*path[:4], nbytes, times, share, not path.needed)
+    return ValueTransfer(*path[:4], nbytes, times, share, not path.needed)
 
 
 def _needed_whole(made: LaidValue, read: LaidValue) -> frozenset[LaidValue]:
@@ -181,7 +181,7 @@ def _needed_whole(made: LaidValue, read: LaidValue) -> frozenset[LaidValue]:
     return frozenset()
 
 
-def followed_to(transfer: Transfer, made: TensorSharding) -> tuple[Lead, TensorSharding] | None:
+def followed_to(transfer: ValueTransfer, made: TensorSharding) -> tuple[Lead, TensorSharding] | None:
     """Where a device has what it makes, when that comes to the reader, with the axes of the dims whose rows are taken;
     where a rule cannot say, of more than it has. None for a path on which rows of rows are put together again."""
     at, lead = layout(made.mesh, tuple(dim.axes for dim in made.dims)), list[tuple[str, ...]]()
