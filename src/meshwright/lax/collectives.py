@@ -7,67 +7,35 @@ dim. With ``tiled=False`` they add or remove a dim instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from math import prod
 from operator import index
 from typing import Any
 
-import numpy as np
-
 from meshwright.api import direct
 from meshwright.api.axis_names import resolve
 from meshwright.api.cotangents import refuse_summed
-from meshwright.arrays.tracing import leaf_value
-from meshwright.core import dtypes, tree
+from meshwright.core import dtypes
 from meshwright.core.source import here
-from meshwright.core.trace import Value, is_number, make_varying, state
-from meshwright.core.types import union
+from meshwright.core.trace import Value, is_number
 from meshwright.errors import MeshError, MeshwrightError, ShapeError
+from meshwright.lax.groups import (
+    exchange_in_group,
+    gather_in_group,
+    in_group,
+    mean_in_group,
+    scatter_in_group,
+    sum_in_group,
+)
+from meshwright.lax.over_axes import AxisName, absent_axes, check_untiled, dim_of, each, gather, strict, varying
 from meshwright.ops import collective as ops
-from meshwright.ops.basic import add, convert, move_dim, mul, reshape
+from meshwright.ops.basic import convert, move_dim, mul, reshape
 from meshwright.ops.elementwise import div
-
-AxisName = str | Sequence[str]
+from meshwright.ops.reduction import reduce_max, reduce_min
 
 # What to write instead of a sum of what is summed already.
 _NO_PSUM = "leave the psum out; the identity whose transpose is a psum is lax.pbroadcast(x, {names!r})"
 _SCATTER = "lax.pscatter(x, {names!r}), which sums nothing"
-
-
-def _no_groups(op: str, groups: Any) -> None:
-    if groups is not None:
-        raise MeshwrightError(
-            f"{op} does not take axis_index_groups.",
-            where=here(),
-            why="groups of devices are parts of a mesh axis here",
-            fix=f"lax.{op}(x, 'x:(2)4') works on the minor part of size 4 of an axis x of size 8",
-        )
-
-
-def _each(op: str, function: Callable[[Value], Value], x: Any) -> Any:
-    return tree.map(lambda leaf: _unchecked(function(leaf_value(leaf, f"an operand of {op}", enter=False))), x)
-
-
-def _unchecked(x: Value) -> Value:
-    """With ``check_vma=False`` all values vary over all axes of the shard_map, the results of sums included."""
-    manual = state.manual
-    if manual is None or manual.checked or manual.mesh is None:
-        return x
-    return make_varying(x, union((x.type.varying, tuple(manual.axes))))  # type: ignore[no-any-return]
-
-
-def _absent(x: Value, axes: Sequence[str]) -> list[int]:
-    """The positions of the axes that ``x`` does not vary over."""
-    return [n for n, axis in enumerate(axes) if axis not in x.type.varying]
-
-
-def _varying(x: Value, axes: Sequence[str]) -> Value:
-    assert state.manual is not None
-    return make_varying(x, tuple(sorted({*x.type.varying, *axes}))) if state.manual.automatic else x
-
-
-def _strict() -> bool:
-    return state.manual is not None and not state.manual.automatic
 
 
 def psum(
@@ -81,7 +49,6 @@ def psum(
     >>> f(mnp.arange(8.0)).tolist()
     [12.0, 16.0]
     """
-    _no_groups("psum", axis_index_groups)
     if axis is not None and axis_name is not None:
         raise MeshError(
             "psum is given axis_name= and axis=.",
@@ -90,23 +57,26 @@ def psum(
             fix=f"lax.psum(x, {axis_name!r})",
         )
     axis_name = axis if axis_name is None else axis_name
+    assert axis_name is not None
+    if axis_index_groups is not None:
+        return each("psum", lambda x: sum_in_group("psum", x, axis_name, axis_index_groups)[0], x)
     if direct.state.place is not None and is_number(x):  # how kernels ask for the number of devices
         return x * direct.state.place.axis_size(axis_name)
     axes, sizes = resolve("psum", axis_name, ordered=False)
-    if is_number(x) and not _strict():
+    if is_number(x) and not strict():
         return x * prod(sizes)
 
     def one(x: Value) -> Any:
         if x.dtype == dtypes.BOOL:
             x = convert(x, dtype=dtypes.INT32, weak=False)
-        absent = [] if _strict() else _absent(x, axes)
+        absent = [] if strict() else absent_axes(x, axes)
         present = tuple(axis for n, axis in enumerate(axes) if n not in absent)
         if absent:
             refuse_summed("psum", x, [axes[n] for n in absent], prod(sizes[n] for n in absent), _NO_PSUM)
         total = ops.psum(x, axes=present) if present else x
         return mul(total, prod(sizes[n] for n in absent)) if absent else total
 
-    return _each("psum", one, x)
+    return each("psum", one, x)
 
 
 def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
@@ -118,31 +88,34 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     >>> f(mnp.arange(8.0)).tolist()
     [3.0, 4.0]
     """
-    _no_groups("pmean", axis_index_groups)
+    if axis_index_groups is not None:
+        return each("pmean", lambda x: mean_in_group(x, axis_name, axis_index_groups), x)
     axes, sizes = resolve("pmean", axis_name, ordered=False)
 
     def one(x: Value) -> Any:
         if not dtypes.is_inexact(x.dtype):
             x = convert(x, dtype=dtypes.default_float(), weak=False)
-        if _strict():
+        if strict():
             ops.need_varying("pmean", x.type, axes)
-        present = [n for n in range(len(axes)) if n not in _absent(x, axes)]
+        present = [n for n in range(len(axes)) if n not in absent_axes(x, axes)]
         if not present:
             return x
         return div(ops.psum(x, axes=tuple(axes[n] for n in present)), prod(sizes[n] for n in present))
 
-    return _each("pmean", one, x)
+    return each("pmean", one, x)
 
 
 def _extreme(name: str, op: Any, x: Any, axis_name: AxisName, groups: Any) -> Any:
-    _no_groups(name, groups)
+    if groups is not None:
+        reduce = reduce_max if name == "pmax" else reduce_min
+        return each(name, lambda x: reduce(in_group(name, x, axis_name, groups, equal=False)[0], axes=(0,)), x)
     axes, _ = resolve(name, axis_name, ordered=False)
 
     def one(x: Value) -> Any:
-        present = axes if _strict() else tuple(axis for axis in axes if axis in x.type.varying)
+        present = axes if strict() else tuple(axis for axis in axes if axis in x.type.varying)
         return op(x, axes=present) if present else x
 
-    return _each(name, one, x)
+    return each(name, one, x)
 
 
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
@@ -179,9 +152,9 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
     [1.0, 1.0, 1.0, 1.0]
     """
     axes, _ = resolve("pbroadcast", axis_name, ordered=False)
-    if _strict():
-        return _each("pbroadcast", lambda x: ops.pbroadcast(x, axes=axes), x)
-    return _each("pbroadcast", lambda x: _varying(x, axes), x)
+    if strict():
+        return each("pbroadcast", lambda x: ops.pbroadcast(x, axes=axes), x)
+    return each("pbroadcast", lambda x: varying(x, axes), x)
 
 
 pvary = pbroadcast
@@ -206,36 +179,6 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
     return pbroadcast(x, axis_name)
 
 
-def _dim(op: str, axis: int, rank: int) -> int:
-    if isinstance(axis, bool) or not hasattr(axis, "__index__") or not -rank <= axis < rank:
-        raise ShapeError(
-            f"{op} is given dim {axis!r} of a value of rank {rank}.",
-            where=here(),
-            why=("its only dim is 0" if rank == 1 else f"its dims are 0 to {rank - 1}")
-            if rank
-            else "a scalar has no dims",
-            fix=f"a dim between {-rank} and {rank - 1}" if rank else "x[None], a vector of one element",
-        )
-    return int(axis) % rank
-
-
-def _gather(name: str, op: Any, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
-    axes, sizes = resolve(name, axis_name)
-
-    def one(x: Value) -> Any:
-        dim = _dim(name, axis, x.ndim if tiled else x.ndim + 1)
-        if not tiled:
-            x = reshape(x, shape=(*x.shape[:dim], 1, *x.shape[dim:]))
-        if _strict():
-            return op(x, axes=axes, sizes=sizes, dim=dim)
-        absent = _absent(x, axes)
-        if len(absent) == len(axes):  # what all devices hold need not be sent
-            return ops.repeated(x, dim, prod(sizes))
-        return op(_varying(x, axes), axes=axes, sizes=sizes, dim=dim)
-
-    return _each(name, one, x)
-
-
 def all_gather(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None, axis: int = 0, tiled: bool = True) -> Any:
     """The blocks of all devices along an axis, joined along a dim; typed as varying, so that its transpose is a
     ``psum_scatter``.
@@ -246,8 +189,9 @@ def all_gather(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None, ax
     >>> f(mnp.arange(2.0)).tolist()
     [0.0, 1.0, 0.0, 1.0]
     """
-    _no_groups("all_gather", axis_index_groups)
-    return _gather("all_gather", ops.all_gather, x, axis_name, axis, tiled)
+    if axis_index_groups is not None:
+        return each("all_gather", lambda x: gather_in_group(x, axis_name, axis_index_groups, axis, tiled), x)
+    return gather("all_gather", ops.all_gather, x, axis_name, axis, tiled)
 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = True) -> Any:
@@ -259,17 +203,7 @@ def all_gather_invariant(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: b
     >>> f(mnp.arange(2.0)).tolist()
     [0.0, 1.0]
     """
-    return _gather("all_gather_invariant", ops.all_gather_invariant, x, axis_name, axis, tiled)
-
-
-def _untiled(name: str, x: Value, dim: int, count: int, tiled: bool) -> None:
-    if not tiled and x.shape[dim] != count:
-        raise ShapeError(
-            f"{name} with tiled=False cannot take {x.type}.",
-            where=here(),
-            why=f"dim {dim} has size {x.shape[dim]}, and is to be given away to {count} devices, one row each",
-            fix="tiled=True, which gives each device a block of rows",
-        )
+    return gather("all_gather_invariant", ops.all_gather_invariant, x, axis_name, axis, tiled)
 
 
 def psum_scatter(
@@ -289,25 +223,27 @@ def psum_scatter(
     >>> f(mnp.arange(4.0)).tolist()
     [2.0, 4.0]
     """
-    _no_groups("psum_scatter", axis_index_groups)
+    if axis_index_groups is not None:
+        dim_ = scatter_dimension if axis is None else axis
+        return each("psum_scatter", lambda x: scatter_in_group(x, axis_name, axis_index_groups, dim_, tiled), x)
     axes, sizes = resolve("psum_scatter", axis_name)
     count = prod(sizes)
 
     def one(x: Value) -> Any:
         if x.dtype == dtypes.BOOL:
             x = convert(x, dtype=dtypes.INT32, weak=False)
-        dim = _dim("psum_scatter", scatter_dimension if axis is None else axis, x.ndim)
-        _untiled("psum_scatter", x, dim, count, tiled)
-        absent = [] if _strict() else _absent(x, axes)
+        dim = dim_of("psum_scatter", scatter_dimension if axis is None else axis, x.ndim)
+        check_untiled("psum_scatter", x, dim, count, tiled)
+        absent = [] if strict() else absent_axes(x, axes)
         if absent:
             refuse_summed("psum_scatter", x, [axes[n] for n in absent], prod(sizes[n] for n in absent), _SCATTER)
-        if not _strict() and len(absent) == len(axes):
+        if not strict() and len(absent) == len(axes):
             x = mul(ops.pscatter(x, axes=axes, sizes=sizes, dim=dim), count)
         else:
-            x = ops.psum_scatter(_varying(x, axes), axes=axes, sizes=sizes, dim=dim)
+            x = ops.psum_scatter(varying(x, axes), axes=axes, sizes=sizes, dim=dim)
         return x if tiled else reshape(x, shape=(*x.shape[:dim], *x.shape[dim + 1 :]))
 
-    return _each("psum_scatter", one, x)
+    return each("psum_scatter", one, x)
 
 
 def pscatter(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = True) -> Any:
@@ -322,12 +258,12 @@ def pscatter(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = True) 
     axes, sizes = resolve("pscatter", axis_name)
 
     def one(x: Value) -> Any:
-        dim = _dim("pscatter", axis, x.ndim)
-        _untiled("pscatter", x, dim, prod(sizes), tiled)
+        dim = dim_of("pscatter", axis, x.ndim)
+        check_untiled("pscatter", x, dim, prod(sizes), tiled)
         x = ops.pscatter(x, axes=axes, sizes=sizes, dim=dim)
         return x if tiled else reshape(x, shape=(*x.shape[:dim], *x.shape[dim + 1 :]))
 
-    return _each("pscatter", one, x)
+    return each("pscatter", one, x)
 
 
 def all_to_all(
@@ -341,21 +277,23 @@ def all_to_all(
     >>> f(mnp.arange(4.0).reshape(2, 2)).tolist()
     [[0.0, 1.0], [2.0, 3.0]]
     """
-    _no_groups("all_to_all", axis_index_groups)
+    if axis_index_groups is not None:
+        dims = split_axis, concat_axis
+        return each("all_to_all", lambda x: exchange_in_group(x, axis_name, axis_index_groups, *dims, tiled), x)
     axes, sizes = resolve("all_to_all", axis_name, after=", 0, 0")
     count = prod(sizes)
 
     def one(x: Value) -> Any:
-        split, concat = _dim("all_to_all", split_axis, x.ndim), _dim("all_to_all", concat_axis, x.ndim)
-        _untiled("all_to_all", x, split, count, tiled)
+        split, concat = dim_of("all_to_all", split_axis, x.ndim), dim_of("all_to_all", concat_axis, x.ndim)
+        check_untiled("all_to_all", x, split, count, tiled)
         target = concat if tiled else split
-        if not _strict() and len(_absent(x, axes)) == len(axes):  # everybody has every part already
+        if not strict() and len(absent_axes(x, axes)) == len(axes):  # everybody has every part already
             x = ops.repeated(ops.pscatter(x, axes=axes, sizes=sizes, dim=split), target, count)
         else:
-            x = ops.all_to_all(_varying(x, axes), axes=axes, sizes=sizes, split=split, concat=target)
+            x = ops.all_to_all(varying(x, axes), axes=axes, sizes=sizes, split=split, concat=target)
         return x if tiled else move_dim(x, split, concat)
 
-    return _each("all_to_all", one, x)
+    return each("all_to_all", one, x)
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> Any:
@@ -380,30 +318,12 @@ def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> An
         ) from None
 
     def one(x: Value) -> Any:
-        known = not _strict() and len(_absent(x, axes)) == len(axes)
+        known = not strict() and len(absent_axes(x, axes)) == len(axes)
         if known and {t for _, t in pairs} == set(range(prod(sizes))) == {s for s, _ in pairs}:
             return x  # everybody gets what everybody has
-        return ops.ppermute(_varying(x, axes), axes=axes, sizes=sizes, permutation=pairs)
+        return ops.ppermute(varying(x, axes), axes=axes, sizes=sizes, permutation=pairs)
 
-    return _each("ppermute", one, x)
-
-
-def axis_index(axis_name: AxisName) -> Any:
-    """The position of a device along an axis, or along several taken together, the first of them major.
-
-    >>> import meshwright as mw
-    >>> mesh = mw.make_mesh((4,), ("i",))
-    >>> mw.shard_map(lambda: axis_index("i")[None], mesh=mesh, in_specs=(), out_specs=mw.P("i"))().tolist()
-    [0, 1, 2, 3]
-    """
-    if direct.state.place is not None:
-        return direct.state.place.axis_index(axis_name)
-    axes, sizes = resolve("axis_index", axis_name, before="")
-    position: Value | None = None
-    for axis, size in zip(axes, sizes, strict=True):
-        here_ = ops.axis_index(axes=(axis,), sizes=(size,))
-        position = here_ if position is None else add(mul(position, size), here_)
-    return leaf_value(np.int32(0), "a position") if position is None else position
+    return each("ppermute", one, x)
 
 
 def axis_size(axis_name: AxisName) -> int:

@@ -1,25 +1,21 @@
-"""The part of ``meshwright.lax`` with convolutions and pooling."""
+"""The part of ``meshwright.lax`` with convolutions."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, axes_of, convert, value
+from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, convert, value
 from meshwright.arrays.static import check_precision, laid_out_as, placed, static_flag, static_int, static_shape
-from meshwright.core import dtypes
-from meshwright.core.op import Op
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.core.types import Shape
 from meshwright.errors import ShapeError, ShardingError
-from meshwright.lax import elementwise as lax
-from meshwright.numpy import arithmetic as numpy_arithmetic
-from meshwright.numpy import logic as numpy_logic
-from meshwright.ops import basic, elementwise, reduction, window
+from meshwright.ops import basic
+from meshwright.ops.contraction import dot_general
 from meshwright.ops.convolution import conv_general_dilated as conv_op
 from meshwright.ops.shape import reverse
 
@@ -82,8 +78,8 @@ def padtype_to_pads(in_shape: Any, window_shape: Any, window_strides: Any, paddi
         for what, given in (("in_shape", in_shape), ("window_shape", window_shape))
     ]
     strides = static_shape(window_strides, "a stride")
-    _one_per_dim("lax.padtype_to_pads", "window_strides", strides, len(sizes[0]))
-    _one_per_dim("lax.padtype_to_pads", "window_shape", sizes[1], len(sizes[0]), least=0)
+    one_per_dim("lax.padtype_to_pads", "window_strides", strides, len(sizes[0]))
+    one_per_dim("lax.padtype_to_pads", "window_shape", sizes[1], len(sizes[0]), least=0)
     if name == "VALID":
         return [(0, 0)] * len(sizes[0])
     if name not in ("SAME", "SAME_LOWER"):
@@ -101,11 +97,11 @@ def padtype_to_pads(in_shape: Any, window_shape: Any, window_strides: Any, paddi
     return pads
 
 
-def _dilated(size: int, dilation: int) -> int:
+def dilated(size: int, dilation: int) -> int:
     return (size - 1) * dilation + 1 if size else 0
 
 
-def _padding(padding: Any, sizes: Sequence[int], widths: Sequence[int], strides: Sequence[int]) -> Pairs:
+def padding_pairs(padding: Any, sizes: Sequence[int], widths: Sequence[int], strides: Sequence[int]) -> Pairs:
     if isinstance(padding, str):
         return tuple(padtype_to_pads(sizes, widths, strides, padding))
     pairs = [
@@ -132,7 +128,7 @@ def _check_ranks(x: Value, w: Value) -> None:
         )
 
 
-def _one_per_dim(name: str, what: str, given: Shape, dims: int, least: int = 1) -> None:
+def one_per_dim(name: str, what: str, given: Shape, dims: int, least: int = 1) -> None:
     """Refuse settings of windows other than one number per dim that is not too small."""
     if len(given) != dims or any(n < least for n in given):
         raise ShapeError(
@@ -174,7 +170,7 @@ def conv_general_dilated(
     holes = (1,) * spatial if rhs_dilation is None else static_shape(rhs_dilation, "a dilation")
     strides = static_shape(window_strides, "a stride")
     for what, given in (("window_strides", strides), ("lhs_dilation", spread), ("rhs_dilation", holes)):
-        _one_per_dim("A convolution", what, given, spatial)
+        one_per_dim("A convolution", what, given, spatial)
     if isinstance(padding, str) and set(spread) - {1} and padding.upper() != "VALID":
         raise ShapeError(
             f"A convolution with lhs_dilation={spread} cannot take padding={padding!r}.",
@@ -183,17 +179,17 @@ def conv_general_dilated(
             fix="one (before, after) for each dim, or lax.conv_transpose",
         )
     sizes = [x.shape[d] for d in numbers.lhs_spec[2:]]
-    widths = [_dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
+    widths = [dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
     target = None if preferred_element_type is None else as_dtype(preferred_element_type)
     if target is not None:
         x, w = convert(x, target), convert(w, target)
-    pads = _padding(padding, sizes, widths, strides)
+    pads = padding_pairs(padding, sizes, widths, strides)
     for size, n, pair in zip(sizes, spread, pads, strict=True):
-        if _dilated(size, n) + sum(pair) < 0:
+        if dilated(size, n) + sum(pair) < 0:
             raise ShapeError(
                 f"A convolution of {x.type.short()} cannot take padding={pads}.",
                 where=here(),
-                why=f"it takes away {-sum(pair)} of {_dilated(size, n)} elements",
+                why=f"it takes away {-sum(pair)} of {dilated(size, n)} elements",
                 fix="lax.conv(x[:, :, :0], w, …) of no elements, or less negative padding",
             )
     if out_sharding is None:
@@ -271,9 +267,15 @@ def conv_transpose(
     transpose_kernel: bool = False,
     precision: Any = None,
     preferred_element_type: DTypeLike = None,
+    use_consistent_padding: bool = False,
 ) -> Value:
-    """The convolution that enlarges by ``strides``; with ``transpose_kernel``, the gradient of the forward one."""
+    """The convolution that enlarges by ``strides``; with ``transpose_kernel``, the gradient of the forward one.
+
+    Padding by name is that of the forward convolution; by numbers, that of this one, or of the forward one with
+    ``use_consistent_padding``.
+    """
     check_precision(precision)
+    forward = static_flag(use_consistent_padding, "use_consistent_padding of lax.conv_transpose")
     transpose_kernel = static_flag(transpose_kernel, "transpose_kernel of lax.conv_transpose")
     x, w = value(lhs), value(rhs)
     _check_ranks(x, w)
@@ -284,10 +286,15 @@ def conv_transpose(
     strides = static_shape(strides, "a stride")
     holes = (1,) * (x.ndim - 2) if rhs_dilation is None else static_shape(rhs_dilation, "a dilation")
     for what, given in (("strides", strides), ("rhs_dilation", holes)):
-        _one_per_dim("lax.conv_transpose", what, given, x.ndim - 2)
-    widths = [_dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
+        one_per_dim("lax.conv_transpose", what, given, x.ndim - 2)
+    widths = [dilated(w.shape[d], n) for d, n in zip(numbers.rhs_spec[2:], holes, strict=True)]
     if isinstance(padding, str):
         padding = [_transpose_padding(k, s, padding) for k, s in zip(widths, strides, strict=True)]
+    elif forward:
+        padding = [
+            (width - 1 - low, width - 1 - high)
+            for width, (low, high) in zip(widths, padding_pairs(padding, widths, widths, strides), strict=True)
+        ]
     if transpose_kernel:
         out_feature, in_feature, *spatial = numbers.rhs_spec
         w = reverse(w, dims=tuple(sorted(spatial)))
@@ -319,129 +326,120 @@ def _transpose_padding(width: int, stride: int, padding: str) -> tuple[int, int]
     return before, total - before
 
 
-# Reductions by a function
+# Patches
 
 
-def _named(computation: Any) -> str:
-    """Which combination a function is."""
-    known = {
-        "add": (lax.add, numpy_arithmetic.add, operator.add),
-        "mul": (lax.mul, numpy_arithmetic.multiply, operator.mul),
-        "max": (lax.max, numpy_arithmetic.maximum),
-        "min": (lax.min, numpy_arithmetic.minimum),
-        "and": (lax.bitwise_and, numpy_logic.bitwise_and, numpy_logic.logical_and, operator.and_),
-        "or": (lax.bitwise_or, numpy_logic.bitwise_or, numpy_logic.logical_or, operator.or_),
-    }
-    for name, functions in known.items():
-        if any(computation is f for f in functions):
-            return name
-    raise ShapeError(
-        f"A reduction by {getattr(computation, '__name__', computation)} is not known.",
-        where=here(),
-        why="reductions combine by add, mul, max, min, bitwise_and or bitwise_or",
-        fix="lax.add, lax.max, …; for another function, mw.lax.scan",
-    )
-
-
-_COMBINE: dict[str, Op] = {
-    "add": basic.add,
-    "mul": basic.mul,
-    "max": elementwise.maximum,
-    "min": elementwise.minimum,
-    "and": elementwise.and_,
-    "or": elementwise.or_,
-}
-_REDUCE: dict[str, Op] = {
-    "add": basic.reduce_sum,
-    "mul": reduction.reduce_prod,
-    "max": reduction.reduce_max,
-    "min": reduction.reduce_min,
-    "and": reduction.reduce_and,
-    "or": reduction.reduce_or,
-}
-_WINDOW: dict[str, Op] = {
-    "add": window.reduce_window_sum,
-    "max": window.reduce_window_max,
-    "min": window.reduce_window_min,
-}
-
-
-def _is_neutral(init: Value, name: str) -> bool:
-    """Whether a start value changes nothing; a traced one may."""
-    data = getattr(init, "_data", None)
-    if data is None:
-        return False
-    dtype = init.type.dtype
-    if name in ("max", "min") and dtype != dtypes.BOOL:
-        edge = window.lowest(dtype) if name == "max" else window.highest(dtype)
-        return bool(np.asarray(data) == np.asarray(edge, dtype))
-    neutral = {"add": 0, "mul": 1, "max": False, "min": True, "and": True if dtype == dtypes.BOOL else -1, "or": 0}
-    return bool(np.asarray(data) == np.asarray(neutral[name]).astype(dtype))
-
-
-def _start(init: ArrayLike, x: Value, name: str) -> Value:
-    """What a reduction starts from: one number of the dtype of the array."""
-    found = value(init)
-    if found.ndim or (found.type.dtype != x.type.dtype and not found.type.weak):
-        raise ShapeError(
-            f"{name} of {x.type.short()} cannot start from {found.type.short()}.",
-            where=here(),
-            why="it starts from one number of the dtype of the array",
-            fix="init.astype(x.dtype)",
-        )
-    return convert(found, x.type.dtype)
-
-
-def reduce(operands: ArrayLike, init_values: ArrayLike, computation: Any, dimensions: Sequence[int]) -> Value:
-    """The elements over ``dimensions`` combined by ``lax.add``, ``lax.max``, …, starting from ``init_values``."""
-    x, name = value(operands), _named(computation)
-    init = _start(init_values, x, "lax.reduce")
-    out = _REDUCE[name](x, axes=axes_of(static_shape(dimensions, "a dim of lax.reduce"), x.ndim, "lax.reduce"))
-    return out if _is_neutral(init, name) else _COMBINE[name](out, init)
-
-
-def reduce_window(
-    operand: ArrayLike,
-    init_value: ArrayLike,
-    computation: Any,
-    window_dimensions: Sequence[int],
+def conv_general_dilated_patches(
+    lhs: ArrayLike,
+    filter_shape: Sequence[int],
     window_strides: Sequence[int],
     padding: Any,
-    base_dilation: Sequence[int] | None = None,
-    window_dilation: Sequence[int] | None = None,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike = None,
 ) -> Value:
-    """The elements of every window combined by ``lax.add``, ``lax.max`` or ``lax.min``: pooling.
+    """What each place of a convolution sees, as features: those of the first channel, then those of the next.
 
     >>> import meshwright.numpy as mnp
     >>> from meshwright import lax
-    >>> lax.reduce_window(mnp.arange(6.0), -mnp.inf, lax.max, (2,), (2,), "VALID")
-    Array([1., 3., 5.], dtype=float32)
+    >>> lax.conv_general_dilated_patches(mnp.ones((1, 3, 8, 8)), (2, 2), (1, 1), "VALID").shape
+    (1, 12, 7, 7)
     """
-    x, name = value(operand), _named(computation)
-    op = _WINDOW.get(name)
-    if op is None:
-        raise ShapeError(
-            f"lax.reduce_window cannot combine by {name}.", where=here(), why="it is add, max or min", fix="lax.max"
-        )
-    init = _start(init_value, x, "lax.reduce_window")
-    widths, strides = static_shape(window_dimensions, "a window"), static_shape(window_strides, "a stride")
-    spread = (1,) * x.ndim if base_dilation is None else static_shape(base_dilation, "a dilation")
-    holes = (1,) * x.ndim if window_dilation is None else static_shape(window_dilation, "a dilation")
-    settings = {
-        "window_dimensions": widths,
-        "window_strides": strides,
-        "base_dilation": spread,
-        "window_dilation": holes,
-    }
-    for what, given in settings.items():
-        _one_per_dim("lax.reduce_window", what, given, x.ndim)
-    reach = [_dilated(n, d) for n, d in zip(widths, holes, strict=True)]
-    out = op(
-        x,
-        window=widths,
-        strides=strides,
-        padding=_padding(padding, x.shape, reach, strides),  # by name, that of the array without holes
-        base_dilation=spread,
-        window_dilation=holes,
+    x, width = value(lhs), static_shape(filter_shape, "filter_shape of lax.conv_general_dilated_patches")
+    numbers = conv_dimension_numbers(x.shape, (1, 1, *width), dimension_numbers)
+    channels, places = x.shape[numbers.lhs_spec[1]], prod(width)
+    # The kernel of feature n is 1 at the n-th place of the window, and each channel is convolved with them all.
+    ones = np.tile(np.eye(places, dtype=x.dtype).reshape(places, 1, *width), (channels, *(1,) * (len(width) + 1)))
+    kernel = np.transpose(ones, np.argsort(numbers.rhs_spec))
+    return conv_general_dilated(
+        x, kernel, window_strides, padding, lhs_dilation, rhs_dilation, numbers, feature_group_count=channels,
+        precision=precision, preferred_element_type=preferred_element_type,
+    )  # fmt: skip
+
+
+def conv_general_dilated_local(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    window_strides: Sequence[int],
+    padding: Any,
+    filter_shape: Sequence[int],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    precision: Any = None,
+) -> Value:
+    """A convolution with a kernel of its own for each place of the result.
+
+    The kernel's features are those of ``conv_general_dilated_patches``, and its spatial dims those of the result.
+    """
+    check_precision(precision)
+    w = value(rhs)
+    numbers = conv_dimension_numbers(value(lhs).shape, w.shape, dimension_numbers)
+    patches = conv_general_dilated_patches(
+        lhs, filter_shape, window_strides, padding, lhs_dilation, rhs_dilation, numbers
     )
-    return out if _is_neutral(init, name) else _COMBINE[name](out, init)
+    out, kernel = numbers.out_spec, numbers.rhs_spec
+    found = dot_general(
+        w, patches, contract=((kernel[1],), (out[1],)), batch=(tuple(kernel[2:]), tuple(out[2:])), dtype=None
+    )  # spatial dims, features, batch
+    rank = found.ndim
+    stands = (*range(rank - 2), rank - 1, rank - 2)
+    order = [0] * rank
+    for dim, at in zip((*out[2:], out[0], out[1]), stands, strict=True):
+        order[dim] = at
+    return basic.transpose(found, permutation=tuple(order))
+
+
+# Shapes
+
+
+def conv_shape_tuple(
+    lhs_shape: Sequence[int], rhs_shape: Sequence[int], strides: Sequence[int], pads: Any, batch_group_count: int = 1
+) -> Shape:
+    """The shape of a convolution, batch and features first.
+
+    >>> from meshwright import lax
+    >>> lax.conv_shape_tuple((2, 3, 8, 8), (5, 3, 3, 3), (1, 1), "SAME")
+    (2, 5, 8, 8)
+    """
+    x, w = static_shape(lhs_shape), static_shape(rhs_shape)
+    pairs = padding_pairs(pads, x[2:], w[2:], strides)
+    sizes = [
+        max(0, (n + low + high - k) // s + 1) for n, k, s, (low, high) in zip(x[2:], w[2:], strides, pairs, strict=True)
+    ]
+    return x[0] // batch_group_count, w[0], *sizes
+
+
+def conv_general_permutations(dimension_numbers: Any) -> tuple[list[int], list[int], list[int]]:
+    """How the dims of the input, the kernel and the result are read with batch and features first."""
+    x, w, out = dimension_numbers
+    spatial = [name for name in w if name not in "OI"]
+    of_kernel = [w.index(name) for name in ("O", "I", *spatial)]
+    of_input, of_result = ([dims.index(name) for name in ("N", "C", *spatial)] for dims in (x, out))
+    return of_input, of_kernel, of_result
+
+
+def conv_general_shape_tuple(
+    lhs_shape: Sequence[int], rhs_shape: Sequence[int], window_strides: Sequence[int], padding: Any,
+    dimension_numbers: Any,
+) -> Shape:  # fmt: skip
+    """The shape of a convolution whose dims are named by letters."""
+    x, w, out = conv_general_permutations(dimension_numbers)
+    found = conv_shape_tuple([lhs_shape[n] for n in x], [rhs_shape[n] for n in w], window_strides, padding)
+    return tuple(found[out.index(dim)] for dim in range(len(out)))
+
+
+def conv_transpose_shape_tuple(
+    lhs_shape: Sequence[int], rhs_shape: Sequence[int], window_strides: Sequence[int], padding: Any,
+    dimension_numbers: Any,
+) -> Shape:  # fmt: skip
+    """The shape of a ``conv_transpose`` whose dims are named by letters."""
+    x, w, out = conv_general_permutations(dimension_numbers)
+    sizes, kernel = [lhs_shape[n] for n in x], [rhs_shape[n] for n in w]
+    if isinstance(padding, str):
+        padding = [_transpose_padding(k, s, padding) for k, s in zip(kernel[2:], window_strides, strict=True)]
+    spread = [*sizes[:2], *(dilated(n, s) for n, s in zip(sizes[2:], window_strides, strict=True))]
+    found = conv_shape_tuple(spread, kernel, (1,) * (len(sizes) - 2), padding)
+    return tuple(found[out.index(dim)] for dim in range(len(out)))

@@ -1,6 +1,6 @@
 """The elementwise part of ``meshwright.lax``: ops by the names and argument orders of ``jax.lax``.
 
-They neither promote nor broadcast, except that a scalar may stand beside an array.
+They do not promote. A scalar may stand beside an array, and dims of size 1 beside others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from meshwright.arrays.operands import (
     ArrayLike,
     DTypeLike,
     broadcast,
+    broadcast_shapes,
     convert,
     fitting,
     is_number,
@@ -69,11 +70,21 @@ def _binary(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
 
 @compiled_in_kernels
 def _of_two(op: Op, x: ArrayLike, y: ArrayLike) -> Value:
-    return apply(op, _operands(op, x, y), {})
+    return apply(op, fitting_operands(op.name, x, y), {})
 
 
-def _operands(op: Op, *given: ArrayLike) -> list[Any]:
-    """Operands of one dtype: a Python number takes that of the arrays beside it, if it has such numbers."""
+def fitting_operands(name: str, *given: ArrayLike) -> list[Any]:
+    """Operands of one dtype and one shape: a Python number takes the dtype of the arrays beside it, if that has such
+    numbers, and dims of size 1 are stretched to those of arrays of the same rank."""
+    xs = _of_one_dtype(name, *given)
+    shapes = {x.shape for x in xs if x.__class__ in VALUES and x.ndim}
+    if len(shapes) < 2 or len({len(shape) for shape in shapes}) > 1:
+        return xs
+    found = broadcast_shapes(*shapes)
+    return xs if found is None else [broadcast(x, found) if x.__class__ in VALUES and x.ndim else x for x in xs]
+
+
+def _of_one_dtype(name: str, *given: ArrayLike) -> list[Any]:
     xs = [x if x.__class__ in VALUES or is_number(x) else value(x) for x in given]
     arrays = [x for x in xs if x.__class__ in VALUES]
     if not arrays:
@@ -82,7 +93,7 @@ def _operands(op: Op, *given: ArrayLike) -> list[Any]:
     for x in xs:
         if x.__class__ not in VALUES and promoted((dtype, False), of_python_scalar(x))[0] != dtype:
             raise ShapeError(
-                f"lax.{op.name} cannot take {x!r} beside {arrays[-1].type.short()}.",
+                f"lax.{name} cannot take {x!r} beside {arrays[-1].type.short()}.",
                 where=here(),
                 why=f"its operands have one dtype, and {dtype.name} has no such number",
                 fix="the function of the same name in meshwright.numpy, which promotes; or x.astype('float32')",
@@ -290,9 +301,35 @@ def sub(x: ArrayLike, y: ArrayLike) -> Value:
     return _binary(elementwise.sub, x, y)
 
 
-def mul(x: ArrayLike, y: ArrayLike) -> Value:
-    """``x * y``."""
+def mul(x: ArrayLike, y: ArrayLike, *, out_dtype: DTypeLike = None) -> Value:
+    """``x * y``; in another dtype, both are converted to it first."""
+    if out_dtype is not None:
+        x, y = (convert_element_type(operand, out_dtype) for operand in fitting_operands("mul", x, y))
     return _binary(basic.mul, x, y)
+
+
+def mulhi(x: ArrayLike, y: ArrayLike, /) -> Value:
+    """The upper half of the bits of a product of integers, which has twice as many as they.
+
+    >>> import meshwright.numpy as mnp
+    >>> int(mulhi(mnp.uint32(2**31), mnp.uint32(6)))
+    3
+    """
+    a, b = (value(operand) for operand in fitting_operands("mulhi", x, y))
+    if not dtypes.is_integer(a.dtype) or a.dtype != b.dtype:
+        refuse("lax.mulhi", [a.type, b.type], "it multiplies integers of one dtype", "x.astype('int32')")
+    width = 8 * a.dtype.itemsize
+    half = elementwise.shift_right_logical if a.dtype.kind == "u" else elementwise.shift_right_arithmetic
+    if width < 64:
+        wide = np.dtype(f"{'u' if a.dtype.kind == 'u' else ''}int{2 * width}")
+        product = basic.mul(*(convert(operand, wide) for operand in (a, b)))
+        return convert(half(product, width), a.dtype)
+    # With a = 2³² a₁ + a₀ and so for b, a₀ is not negative; the carries of the middle products are added up.
+    low = np.asarray(2**32 - 1, a.dtype)
+    (a0, b0), (a1, b1) = ([elementwise.and_(v, low) for v in (a, b)], [half(v, 32) for v in (a, b)])
+    carried = basic.add(basic.mul(a1, b0), elementwise.shift_right_logical(basic.mul(a0, b0), 32))
+    middle = basic.add(basic.mul(a0, b1), elementwise.and_(carried, low))
+    return basic.add(basic.mul(a1, b1), basic.add(half(carried, 32), half(middle, 32)))
 
 
 def div(x: ArrayLike, y: ArrayLike) -> Value:
@@ -320,9 +357,9 @@ def atan2(x: ArrayLike, y: ArrayLike) -> Value:
     return _binary(elementwise.atan2, x, y)
 
 
-def nextafter(x: ArrayLike, y: ArrayLike) -> Value:
-    """The next float after ``x`` towards ``y``."""
-    return _binary(elementwise.nextafter, x, y)
+def nextafter(x1: ArrayLike, x2: ArrayLike) -> Value:
+    """The next float after ``x1`` towards ``x2``."""
+    return _binary(elementwise.nextafter, x1, x2)
 
 
 def eq(x: ArrayLike, y: ArrayLike) -> Value:
@@ -430,7 +467,7 @@ def pow(x: ArrayLike, y: ArrayLike) -> Value:
     x, y = (v if v.__class__ in VALUES or is_number(v) else value(v) for v in (x, y))
     if x.__class__ in VALUES and y.__class__ in VALUES and dtypes.is_integer(y.type.dtype):
         y = convert(y, x.type.dtype, y.type.weak)
-    return apply(elementwise.pow_, _operands(elementwise.pow_, x, y), {})
+    return apply(elementwise.pow_, fitting_operands("pow", x, y), {})
 
 
 def integer_pow(x: ArrayLike, y: int) -> Value:
@@ -459,7 +496,7 @@ def clamp(min: ArrayLike, x: ArrayLike, max: ArrayLike) -> Value:
         if bound.__class__ in VALUES and bound.ndim and bound.shape != x.shape:
             why = "a bound is one number, or has the shape of x"
             refuse("lax.clamp", [x.type, bound.type], why, "mnp.clip(x, low, high), which broadcasts")
-    return apply(elementwise.clamp, _operands(elementwise.clamp, low, x, high), {})
+    return apply(elementwise.clamp, _of_one_dtype("clamp", low, x, high), {})
 
 
 def select(pred: ArrayLike, on_true: ArrayLike, on_false: ArrayLike) -> Value:

@@ -1,16 +1,17 @@
-"""Products of matrices whose rows belong to groups, each with a matrix of its own: the experts of a mixture."""
+"""Products of matrices whose rows belong to groups, each with a matrix of its own (the experts of a mixture), and of
+matrices whose numbers are scaled block by block."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from meshwright.arrays.operands import ArrayLike, DTypeLike, promoted_values, value
+from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, convert, promoted_values, value
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.lax.shapes import dot_general
-from meshwright.numpy import arange, cumsum, expand_dims, logical_and, where
+from meshwright.numpy import arange, cumsum, expand_dims, logical_and, repeat, where
 
 DotDims = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
@@ -97,3 +98,52 @@ def ragged_dot_general(
         return found if not place else found.transpose(place, *range(place), *range(place + 1, found.ndim))  # type: ignore[attr-defined]
     both = ((0, *own[0]), (groups[0], *contract[1]))
     return dot_general(apart, y, (both, (own[1], batch[1])), **options)
+
+
+def scaled_dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    *,
+    lhs_scale: ArrayLike | None = None,
+    rhs_scale: ArrayLike | None = None,
+    dimension_numbers: Any = None,
+    preferred_element_type: DTypeLike = None,
+) -> Value:
+    """The product of operands of which each block along the contracted dim is scaled: ``(lhs * lhs_scale) @ (rhs *
+    rhs_scale)``, in bf16 unless told otherwise.
+
+    A scale has one number for each block, and so divides the size of the contracted dim; others have the sizes of the
+    operand.
+
+    >>> import meshwright.numpy as mnp
+    >>> scaled_dot(mnp.ones((1, 4)), mnp.ones((4, 1)), lhs_scale=mnp.array([[2.0, 3.0]])).tolist()
+    [[10.0]]
+    """
+    x, y = value(lhs), value(rhs)
+    if dimension_numbers is None:
+        batch = tuple(range(x.ndim - 2))
+        dimension_numbers = (((x.ndim - 1,), (x.ndim - 2,)), (batch, batch))
+    dtype = as_dtype("bfloat16" if preferred_element_type is None else preferred_element_type)
+    (left, right), _ = dimension_numbers
+    a = _scaled(x, lhs_scale, left, dtype, "lhs_scale")
+    b = _scaled(y, rhs_scale, right, dtype, "rhs_scale")
+    return dot_general(a, b, dimension_numbers, preferred_element_type=dtype)
+
+
+def _scaled(x: Value, scale: ArrayLike | None, contracted: Any, dtype: Any, what: str) -> Value:
+    wide: Any = convert(x, dtype)
+    if scale is None:
+        return wide  # type: ignore[no-any-return]
+    given: Any = value(scale)
+    sizes = enumerate(zip(x.shape, given.shape, strict=False))
+    fits = given.ndim == x.ndim and all(n == m or (d in contracted and m and n % m == 0) for d, (n, m) in sizes)
+    if not fits:
+        raise ShapeError(
+            f"scaled_dot cannot take {what} of type {given.type.short()} for {x.type.short()}.",
+            where=here(),
+            why="a scale has the sizes of its operand, and along the contracted dim one number for each block",
+            fix=f"{what}=mnp.ones({x.shape})",
+        )
+    for dim in contracted:
+        given = repeat(given, x.shape[dim] // given.shape[dim], axis=dim)
+    return wide * convert(given, dtype)  # type: ignore[no-any-return]

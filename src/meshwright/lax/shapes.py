@@ -66,6 +66,11 @@ def full_like(
     return numpy_creation.full_like(x, fill_value, dtype, shape, device=sharding)
 
 
+def empty(shape: Any, dtype: DTypeLike, *, out_sharding: Any = None) -> Value:
+    """An array whose numbers do not matter, which are zeros here."""
+    return placed(numpy_creation.zeros(shape, dtype), None, out_sharding)
+
+
 @compiled_in_kernels
 def iota(dtype: DTypeLike, size: int) -> Value:
     """0, 1, …, ``size - 1``."""
@@ -156,6 +161,75 @@ def collapse(operand: ArrayLike, start_dimension: int, stop_dimension: int | Non
     return basic.reshape(x, shape=shape)
 
 
+def broadcast_to_rank(x: ArrayLike, rank: int) -> Value:
+    """``x`` with dims of size 1 in front, so that it has ``rank`` dims."""
+    given, ndim = value(x), static_int(rank, "rank of lax.broadcast_to_rank")
+    if ndim < given.ndim:
+        raise ShapeError(
+            f"lax.broadcast_to_rank cannot take {given.type.short()} to rank {ndim}.",
+            where=here(),
+            why="it adds dims and takes none away",
+            fix="x.reshape(-1)",
+        )
+    return basic.reshape(given, shape=(1,) * (ndim - given.ndim) + given.shape)
+
+
+def broadcast_like(arr: ArrayLike, like_arr: ArrayLike) -> Value:
+    """``arr`` repeated to the shape of ``like_arr``, placed on devices as that is.
+
+    >>> import meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> lax.broadcast_like(mnp.arange(2), mnp.zeros((3, 2))).shape
+    (3, 2)
+    """
+    like = value(like_arr)
+    found = numpy_shapes.broadcast_to(arr, like.shape)
+    return placed(found, None, like.type.sharding)
+
+
+def tile(operand: ArrayLike, reps: Sequence[int]) -> Value:
+    """``operand`` repeated along each of its dims, as often as ``reps`` says for it."""
+    x, times = value(operand), static_shape(reps, "reps of lax.tile")
+    if len(times) != x.ndim:
+        raise ShapeError(
+            f"lax.tile cannot take {x.type.short()} with reps={times}.",
+            where=here(),
+            why="reps has one number for each dim",
+            fix="mnp.tile(x, reps), which adds dims",
+        )
+    return numpy_shapes.tile(x, times)
+
+
+def stack(operands: Sequence[ArrayLike], axis: int = 0) -> Value:
+    """Arrays of one shape and dtype side by side along a new dim.
+
+    >>> import meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> lax.stack([mnp.zeros(2), mnp.ones(2)], 1).tolist()
+    [[0.0, 1.0], [0.0, 1.0]]
+    """
+    xs = [value(x) for x in items_of(operands, "lax.stack")]
+    if not xs or any((x.shape, x.dtype) != (xs[0].shape, xs[0].dtype) for x in xs):
+        raise ShapeError(
+            f"lax.stack cannot take {', '.join(x.type.short() for x in xs) or 'no arrays'}.",
+            where=here(),
+            why="they have one shape and one dtype",
+            fix="mnp.stack(xs), which promotes; lax.concatenate",
+        )
+    return numpy_shapes.stack(xs, axis)
+
+
+def unstack(x: ArrayLike, axis: int = 0) -> tuple[Value, ...]:
+    """The slices of ``x`` along a dim, without it.
+
+    >>> import meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> [int(x) for x in lax.unstack(mnp.arange(3))]
+    [0, 1, 2]
+    """
+    return tuple(numpy_shapes.unstack(x, axis=axis))
+
+
 def concatenate(operands: Sequence[ArrayLike], dimension: int) -> Value:
     """The arrays one after another along a dim."""
     parts = [value(x) for x in items_of(operands, "lax.concatenate")]
@@ -222,9 +296,9 @@ def dims_of(dims: Any, name: str) -> Shape:
     return static_shape(dims, f"a dim of {name}")
 
 
-def reduce_sum(operand: ArrayLike, axes: Sequence[int]) -> Value:
+def reduce_sum(operand: ArrayLike, axes: Sequence[int], *, out_sharding: Any = None) -> Value:
     """The sum over ``axes``."""
-    return _reduction(basic.reduce_sum, operand, axes)
+    return placed(_reduction(basic.reduce_sum, operand, axes), None, out_sharding)
 
 
 def reduce_prod(operand: ArrayLike, axes: Sequence[int]) -> Value:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from meshwright.api.control import fori_loop
+from meshwright.api.vmap import vmap
 from meshwright.arrays.operands import ArrayLike, axis_of, convert, promote_operands, value
 from meshwright.arrays.static import static_flag, static_int, static_shape
+from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes
 from meshwright.core.op import Op
 from meshwright.core.source import here
@@ -385,3 +390,41 @@ def scatter_max(
     static_flag(indices_are_sorted, "indices_are_sorted of lax.scatter_max")
     unique_indices = static_flag(unique_indices, "unique_indices of lax.scatter_max")
     return _scatter(indexing.scatter_max, operand, scatter_indices, updates, dimension_numbers, unique_indices, mode)
+
+
+def scatter_apply(
+    operand: ArrayLike,
+    scatter_indices: ArrayLike,
+    func: Callable[[Value], Value],
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    update_shape: Any = (),
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+) -> Value:
+    """``operand`` with ``func`` of its elements in the indexed windows, as often as these hold them.
+
+    >>> import meshwright.numpy as mnp
+    >>> from meshwright import lax
+    >>> numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    >>> lax.scatter_apply(mnp.ones(3), mnp.array([[1], [1]]), lambda x: 2 * x, numbers, update_shape=(2,)).tolist()
+    [1.0, 4.0, 1.0]
+    """
+    check_function(func, "lax.scatter_apply", "lax.scatter_apply(x, indices, lambda x: 2 * x, numbers)")
+    static_flag(indices_are_sorted, "indices_are_sorted of lax.scatter_apply")
+    x = value(operand)
+    once = static_flag(unique_indices, "unique_indices of lax.scatter_apply")
+    ones, none = (
+        basic.broadcast_in_dim(to_array(np.int32(n)), shape=shape, dims=())
+        for n, shape in ((1, static_shape(update_shape, "update_shape of lax.scatter_apply")), (0, x.shape))
+    )
+    counts: Any = scatter_add(none, scatter_indices, ones, dimension_numbers, unique_indices=once, mode=mode)
+    each: Any = func
+    for _ in range(x.ndim):
+        each = vmap(each)
+
+    def again(n: Any, x: Any) -> Any:
+        return either(n < counts, convert(value(each(x)), x.dtype), x)
+
+    return again(0, x) if once or not x.size else fori_loop(0, counts.max(), again, x)  # type: ignore[no-any-return]

@@ -610,3 +610,27 @@ LAX.update(
         NotDrawn("compared by name: their groups have to fit"),
     )
 )
+BY_CASES = NotDrawn("compared by name in tests/lax")
+LAX.update(
+    dict.fromkeys(
+        [
+            "approx_max_k", "approx_min_k", "betainc", "broadcast_like", "broadcast_to_rank",
+            "conv_general_dilated_local", "conv_general_dilated_patches", "conv_general_permutations",
+            "conv_general_shape_tuple", "conv_shape_tuple", "conv_transpose_shape_tuple", "empty", "igamma",
+            "igamma_grad_a", "igammac", "ragged_all_to_all", "random_gamma_grad", "reduce_window_shape_tuple",
+            "scaled_dot", "scatter_apply", "stack", "tile", "unstack", "zeta",
+        ],
+        BY_CASES,
+    )
+)  # fmt: skip
+LAX |= {"bessel_i0e": unary("f"), "bessel_i1e": unary("f"), "mulhi": strict("iu"), "reduce_xor": axes("biu")}
+LAX_LINALG.update(
+    dict.fromkeys(
+        [
+            "EigImplementation", "EighImplementation", "SvdAlgorithm", "cholesky_update", "eig", "eigh", "hessenberg",
+            "householder_product", "lu", "lu_pivots_to_permutation", "ormqr", "qdwh", "qr", "svd",
+            "symmetric_product", "tridiagonal", "tridiagonal_solve",
+        ],
+        BY_CASES,
+    )
+)  # fmt: skip
