@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
-from math import factorial, pi
+from math import factorial
 from typing import Any
 
 import numpy as np
@@ -300,14 +300,14 @@ _NEAR = 8.0  # up to here a polynomial in x, from here on one in 1 / x
 @cache
 def _chebyshev(order: int, near: bool, dtype: DType) -> tuple[float, ...]:
     """Coefficients of e^-x I(x) / x^order on [0, 8], or of √x e^-x I(x) from 8 on, by its integral over angles."""
-    angles = (np.arange(4096) + 0.5) * (pi / 4096)  # the midpoint rule is exact for periodic functions this smooth
-
-    def function(t: Any) -> Any:
-        x = _NEAR / 2 * (t + 1) if near else 2 * _NEAR / (t + 1)
-        values = np.exp(x[:, None] * (np.cos(angles) - 1)) @ np.cos(order * angles) / 4096
-        return values / x**order if near else values * np.sqrt(x)
-
-    found = np.polynomial.chebyshev.chebinterpolate(function, 34 if near else 30)
+    wide = np.longdouble
+    # The midpoint rule is exact for periodic functions this smooth, for the integral as for the coefficients.
+    angles, nodes = ((np.arange(n, dtype=wide) + 0.5) * (wide("3.14159265358979323846") / n) for n in (2048, 36))
+    x = wide(_NEAR / 2) * (np.cos(nodes) + 1) if near else wide(2 * _NEAR) / (np.cos(nodes) + 1)
+    values = np.exp(x[:, None] * (np.cos(angles) - 1)) @ np.cos(order * angles) / 2048
+    values = values / x**order if near else values * np.sqrt(x)
+    found = np.cos(np.arange(36)[:, None] * nodes) @ values * wide(2) / 36
+    found[0] /= 2
     needed = np.nonzero(np.abs(found) > np.finfo(dtype).eps / 8)[0][-1] + 1
     return tuple(map(float, found[:needed]))
 
