@@ -88,7 +88,7 @@ def test_one_that_is_killed_leaves_the_last_checkpoint(tmp_path: Path) -> None:
         seconds.append(time.monotonic() - killed)
         seen = losses(text)
         assert seen == pytest.approx({n: expected[n] for n in seen}, abs=2e-4)
-        assert re.search(r"Process \d was ended by signal 9; the others are stopped\.", text)
+        assert re.search(r"Process \d was ended by signal 9; the others are stopped\.", text), text
         said += any(words in text for words in SAID)
         assert max(seen) <= mw.load(tmp_path / "together")["step"] <= max(seen) + 1
     assert max(seconds) < 60 and said > 10  # the rest were stopped while they waited for the one that was gone

@@ -90,13 +90,21 @@ def _wait(started: Sequence[subprocess.Popen[Any]]) -> list[int]:
             time.sleep(0.05)
         if _failed(started):
             _all_ended(started, GRACE_SECONDS)
-            number = min(_failed(started), key=lambda n: (started[n].poll() in (LOST, -signal.SIGABRT), n))
+            number = min(_failed(started), key=lambda n: (_blame(started[n].poll()), n))
             code = started[number].poll()
             said = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
             print(f"Process {number} {said}; the others are stopped.", file=sys.stderr, flush=True)
     finally:
         _stop(started)
     return [one.wait() for one in started]
+
+
+def _blame(code: int | None) -> int:
+    """Which of several exit codes is of the process that failed first: least for one that was ended from outside, most
+    for those that only say, or let JAX's coordinator say (by an abort), that another one is gone."""
+    if code in (LOST, -signal.SIGABRT):
+        return 2
+    return 0 if code is not None and code < 0 else 1
 
 
 def _failed(started: Sequence[subprocess.Popen[Any]]) -> list[int]:

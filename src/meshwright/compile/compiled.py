@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.compile.diff import CommsDiff
-from meshwright.compile.direct import ANY, MISSED, DirectCall
+from meshwright.compile.direct import ANY, called_by
 from meshwright.compile.engines import check_engine
 from meshwright.core import tree
 from meshwright.core.files import write_whole
@@ -77,13 +77,13 @@ class Compiled:
         self._types = types
         self._parameters = parameters  # what the function calls its arguments, as far as they have names
         self._call = call
-        self._direct: DirectCall | None = None  # for arrays alone
+        self._called = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._direct is not None and not kwargs:
-            found = self._direct(args)
-            if found is not MISSED:
-                return found
+        return self._general(args, kwargs)
+
+    def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call on any arguments; the second one on arrays writes a direct call for those like them."""
         leaves, in_tree = tree.flatten((args, kwargs))
         values = [to_array(x) for x in leaves]
         if in_tree != self._in_tree:
@@ -104,8 +104,9 @@ class Compiled:
             )
         data = [_contents(x) for x in values if isinstance(x, Array)]
         del values  # which refer to the arguments
-        if self._direct is None and not kwargs and self._executable.is_plain(args):
-            self._direct = self._executable.written_for(args, data, ANY)
+        if self._called and not kwargs:
+            called_by(self, self._executable.written_for(tree.structure(args), leaves, data, {}, ANY))
+        self._called = True
         self._executable.take(leaves, data)
         return self._executable.run(data)
 

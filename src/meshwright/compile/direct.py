@@ -1,82 +1,247 @@
-"""Calls of a compiled function on arrays alone, in straight code written for their number and types.
+"""Calls of a compiled function on arrays, in straight code written for their containers, types and shardings.
 
-    def call(args):
-        if len(args) == 1:
-            x0, = args
-            try:
-                if (d0 := x0._data).__class__ is kind and x0._sharding is None and … and state.builder is None and …:
-                    outs = function(d0)
-                    return Array(outs[0], type, sharding)
-            except (AttributeError, ValueError):
-                pass
-        return MISSED
+    def call(self, *args, **kwargs):
+        try:
+            if kwargs or len(args) != 2 or state.builder is not None or …: return self._general(args, kwargs)
+            x0, c1, = args
+            if c1.__class__ is not dict or len(c1) != 1: return …
+            x1 = c1[k0]
+            if (d0 := x0._data).__class__ is not kind or x0.type is not t0 … or x0._sharding is not s0 …: return …
+            …
+        except MISFITS: return self._general(args, kwargs)
+        outs = function(d0, d1)
+        r0 = new(Array); r0._data = outs[0]; r0.type = …; r0._sharding = …
+        return [r0]
 
-What the general call does in a loop over arguments, and looks up in a table, takes longer than a small function.
+What the general call does in loops over arguments, and looks up in a table, takes longer than a small function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from sys import getrefcount
+from typing import Any, NamedTuple
 
 from meshwright.core import dtypes, tree
-from meshwright.core.current import current_engine, current_mesh
+from meshwright.core.current import current_device, current_engine, current_mesh, current_processes
 from meshwright.core.trace import Array, state
 from meshwright.core.types import TensorType
 
-DirectCall = Callable[[tuple[Any, ...]], Any]
-MISSED: Any = object()  # what a direct call returns for arguments, or settings, that it was not written for
-MOST_ARGUMENTS = 16
+WrittenCall = Callable[..., Any]  # a method: the instance, and what it is called with
+MOST_LEAVES = 1024
 ANY = "any"  # engine: that of a call that depends on no settings
+MISFITS = (AttributeError, KeyError, TypeError)  # of arguments that are something else: no array, another key
+_MISS = "return self._general(args, kwargs)"
+
+
+class DirectSignature(NamedTuple):
+    """What a direct call is written for: the containers, types, shardings and the kind of contents of its arguments,
+    which leaves of these are donated, and the values of static arguments by their positions."""
+
+    in_tree: tree.TreeDef  # of the positional arguments that are not static
+    types: Sequence[TensorType]
+    shardings: Sequence[Any]
+    kind: type
+    donated: Sequence[int]
+    statics: dict[int, Any]
+
+
+class DirectResults(NamedTuple):
+    """The containers, types and shardings of results; ``bare``: of a single one, the function returns itself."""
+
+    out_tree: tree.TreeDef
+    types: Sequence[TensorType]
+    shardings: Sequence[Any]
+    bare: bool
 
 
 def direct_call(
-    function: Callable[..., Sequence[Any]],
-    types: Sequence[TensorType],
-    kind: type,
-    results: tuple[tree.TreeDef, Sequence[TensorType], Sequence[Any]],
+    function: Callable[..., Any],
+    given: DirectSignature,
+    results: DirectResults,
     engine: str | None,
-) -> DirectCall:
-    """A function of a tuple of arguments: the results, or `MISSED` unless they are arrays that were put nowhere, of
-    these types and with contents of one ``kind``, while all that a program depends on is as it is now.
+    on_devices: bool,
+    allowed: Callable[[], None] | None,
+) -> WrittenCall | None:
+    """A method for calls on arrays like those given, while all that a program depends on is as it is now; for others it
+    calls the ``_general`` of its instance. None for containers of other kinds than dicts, lists and tuples.
 
-    ``results`` are their containers, types and shardings; ``engine`` is the current one if the call depends on that,
-    `ANY` if it depends on no settings at all.
+    ``engine`` is the current one if the call depends on that, `ANY` if it depends on no settings at all; ``on_devices``
+    says that the function is JAX's, which refuses arrays that are elsewhere; ``allowed`` raises if it may not run now.
     """
-    out_tree, out_types, out_shardings = results
-    bound: dict[str, Any] = {
-        "Array": Array, "MISSED": MISSED, "config": dtypes.config, "current_engine": current_engine,
-        "current_mesh": current_mesh, "engine": engine, "function": function, "kind": kind,
-        "mesh": current_mesh.get(), "state": state, "wide": dtypes.config._enable_x64,
-    }  # fmt: skip
-    tests = []
-    for n, t in enumerate(types):
-        bound[f"t{n}"] = t
-        tests.append(f"(d{n} := x{n}._data).__class__ is kind and x{n}._sharding is None")
-        tests.append(f"(x{n}.type is t{n} or x{n}.type == t{n})")
-    tests.append("state.builder is None")
-    if engine != ANY:
-        tests += ["config._enable_x64 is wide", "current_mesh.get() is mesh"]
-    if engine not in (ANY, None):
-        tests.append("current_engine.name == engine")
-    if out_tree.is_leaf():
-        bound.update(type=out_types[0], sharding=out_shardings[0])
-        result = "Array(outs[0], type, sharding)"
-    else:
-        bound.update(unflatten=tree.unflatten, tree=out_tree, types=out_types, shardings=out_shardings)
-        result = "unflatten(tree, map(Array, outs, types, shardings))"
-    lines = ["def call(args):", f" if len(args) == {len(types)}:"]
-    if types:
-        lines.append(f"  {''.join(f'x{n}, ' for n in range(len(types)))}= args")
-    lines += [
-        "  try:",
-        f"   if {' and '.join(tests)}:",
-        f"    outs = function({', '.join(f'd{n}' for n in range(len(types)))})",
-        f"    return {result}",
-        "  except (AttributeError, ValueError):",  # no array; an array that is elsewhere, says JAX
-        "   pass",
-        " return MISSED",
-    ]
-    exec("\n".join(lines), bound)  # names are ours
-    found: DirectCall = bound["call"]
+    writer = _Writer()
+    bound = writer.bound
+    bound.update(
+        Array=Array, MISFITS=MISFITS, config=dtypes.config, current_engine=current_engine, current_mesh=current_mesh,
+        current_device=current_device, current_processes=current_processes, function=function, kind=given.kind,
+        mesh=current_mesh.get(), state=state, wide=dtypes.config._enable_x64, engine=engine, new=object.__new__,
+        allowed=allowed, getrefcount=getrefcount,
+    )  # fmt: skip
+    if len(given.types) > MOST_LEAVES or not writer.arguments(given, _settings(engine)):
+        return None
+    writer.call(given, on_devices, allowed is not None)
+    if not writer.results(results):
+        return None
+    exec("\n".join(["def call(self, *args, **kwargs):", *writer.lines]), bound)  # names are ours
+    found: WrittenCall = bound["call"]
     return found
+
+
+def called_by(instance: Any, call: WrittenCall | None) -> None:
+    """Let this one instance of its class be called by what was written for it; None: as all others. A method that
+    looks for what was written would take as long as it saves."""
+    kind = type(instance)
+    if "_of_one" in kind.__dict__:
+        if call is not None:
+            kind.__call__ = call
+            return
+        instance.__class__ = kind.__base__
+    elif call is not None:
+        same = {"__slots__": (), "__doc__": kind.__doc__, "__module__": kind.__module__, "_of_one": True}
+        instance.__class__ = type(kind.__name__, (kind,), {**same, "__call__": call})
+
+
+def _settings(engine: str | None) -> list[str]:
+    """Tests of which any says that what a program depends on has changed."""
+    tests = ["state.builder is not None"]
+    if engine != ANY:
+        tests += ["current_engine.disabled", "config._enable_x64 is not wide", "current_mesh.get() is not mesh"]
+    if engine not in (ANY, None):
+        tests.append("current_engine.name != engine")
+    return tests
+
+
+class _Writer:
+    """The lines of a direct call, and what its names are bound to."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.bound: dict[str, Any] = {}
+        self._names: dict[tuple[str, int], str] = {}
+        self._containers = 0
+
+    def arguments(self, given: DirectSignature, tests: Sequence[str]) -> bool:
+        """Write how leaves are taken out of the arguments and checked; False if containers are of other kinds."""
+        rest: list[Any] = list(tree.unflatten(given.in_tree, range(len(given.types))))
+        for position in sorted(given.statics):
+            rest.insert(position, _Static(given.statics[position]))
+        self.lines += [" try:", f"  if kwargs or len(args) != {len(rest)} or {' or '.join(tests)}:", f"   {_MISS}"]
+        if rest and not self._taken(rest, "args"):
+            return False
+        for n, (t, s) in enumerate(zip(given.types, given.shardings, strict=True)):
+            t, s = self._name("t", t), self._name("s", s)
+            differs = f"x{n}._sharding is not {s}" + (
+                f" and x{n}._sharding != {s}" if self.bound[s] is not None else ""
+            )
+            contents = f"(d{n} := x{n}._data).__class__ is not kind"
+            self.lines += [f"  if {contents} or x{n}.type is not {t} and x{n}.type != {t} or {differs}:", f"   {_MISS}"]
+        self.lines += [" except MISFITS:", f"  {_MISS}"]
+        return True
+
+    def call(self, given: DirectSignature, on_devices: bool, asks: bool) -> None:
+        """Write the call of the function. Contents of donated arrays are taken from them; what somebody else refers to,
+        too, is copied."""
+        if asks:
+            self.lines.append(" allowed()")
+        for n in given.donated:
+            self.lines.append(f" x{n}._data = None")
+        for n in given.donated:
+            self.lines += [f" if getrefcount(d{n}) > 2:", f"  d{n} = d{n}.copy()"]
+        call = f"outs = function({', '.join(f'd{n}' for n in range(len(given.types)))})"
+        if not on_devices:
+            self.lines.append(f" {call}")
+            return
+        self.lines += [" try:", f"  {call}", " except ValueError:"]
+        self.lines += [f"  x{n}._data = d{n}" for n in given.donated]
+        self.lines += [
+            f"  {_MISS}",
+            " except RuntimeError as error:",
+            "  raise current_processes.all.lost(error) from None",
+        ]
+
+    def results(self, results: DirectResults) -> bool:
+        """Write how results come into their containers; False if these are of other kinds."""
+        if None in results.shardings:
+            self.lines.append(" place = current_device.place")
+        for n, (t, s) in enumerate(zip(results.types, results.shardings, strict=True)):
+            t, where = self._name("t", t if s is None else s.typed(t)), "place" if s is None else self._name("s", s)
+            data = "outs" if results.bare else f"outs[{n}]"
+            self.lines += [
+                f" r{n} = new(Array)",
+                f" r{n}._data = {data}",
+                f" r{n}.type = {t}",
+                f" r{n}._sharding = {where}",
+            ]
+        text = self._literal(tree.unflatten(results.out_tree, range(len(results.types))))
+        self.lines.append(f" return {text}")
+        return text is not None
+
+    def _taken(self, items: Any, name: str) -> bool:
+        """Write how the items of a container come into variables, those of containers in it after them."""
+        names, inside = [], []
+        keyed = items.__class__ is dict
+        for value in items.values() if keyed else items:
+            if value.__class__ is int:
+                names.append(f"x{value}")
+            else:
+                self._containers += 1
+                names.append(f"c{self._containers}")
+                inside.append((names[-1], value))
+        if keyed:
+            self.lines += [f"  {x} = {name}[{self._name('k', key)}]" for x, key in zip(names, items, strict=True)]
+        else:
+            self.lines.append(f"  {', '.join(names)}, = {name}")
+        return all(self._container(inner, value) for inner, value in inside)
+
+    def _container(self, name: str, value: Any) -> bool:
+        """Write the test that something is a container like this one, and how its items are taken."""
+        if value.__class__ is _Static:
+            expected, kind = self._name("v", value.value), self._name("o", value.value.__class__)
+            test = f"{name} is not {expected} and ({name}.__class__ is not {kind} or {name} != {expected})"
+        elif value is None:
+            test = f"{name} is not None"
+        elif value.__class__ in (dict, list, tuple) or _is_named_tuple(value):
+            test = f"{name}.__class__ is not {self._name('o', value.__class__)} or len({name}) != {len(value)}"
+        else:
+            return False
+        self.lines += [f"  if {test}:", f"   {_MISS}"]
+        if value is None or value.__class__ is _Static or not len(value):
+            return True
+        return self._taken(value, name)
+
+    def _literal(self, value: Any) -> str | None:
+        """Containers of results as Python writes them."""
+        if value.__class__ is int:
+            return f"r{value}"
+        if value is None:
+            return "None"
+        if value.__class__ not in (dict, list, tuple) and not _is_named_tuple(value):
+            return None
+        inside = [self._literal(item) for item in (value.values() if value.__class__ is dict else value)]
+        if None in inside:
+            return None
+        if value.__class__ is dict:
+            keys = [self._name("k", key) for key in value]
+            return f"{{{', '.join(f'{key}: {x}' for key, x in zip(keys, inside, strict=True))}}}"
+        items = "".join(f"{x}, " for x in inside)
+        if value.__class__ is list:
+            return f"[{items}]"
+        return f"({items})" if value.__class__ is tuple else f"{self._name('o', value.__class__)}({items})"
+
+    def _name(self, letter: str, value: Any) -> str:
+        """The name that a value is bound to, one for the same object."""
+        key = letter, id(value)  # which `bound` keeps alive
+        if key not in self._names:
+            self._names[key] = f"{letter}_{len(self._names)}"
+            self.bound[self._names[key]] = value
+        return self._names[key]
+
+
+class _Static(NamedTuple):
+    """The value of a static argument, in its place among the others."""
+
+    value: Any
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields") and value.__class__ is not _Static

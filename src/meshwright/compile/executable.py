@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.compile.direct import MOST_ARGUMENTS, DirectCall, direct_call
+from meshwright.compile.direct import DirectResults, DirectSignature, WrittenCall, direct_call
 from meshwright.compile.stages import CODE, PARTITION, Compilation, StageRecord, run_stages
 from meshwright.core import tree
 from meshwright.core.collection import no_collection
@@ -81,20 +81,37 @@ class Executable:
             elif self.engine != "numpy":  # an array of JAX, whose memory would be gone
                 data[n] = data[n].copy()
 
-    def is_plain(self, args: Sequence[Any]) -> bool:
-        """Whether arguments are a few arrays that were put nowhere, and so is the program."""
-        if self.direct is None or self.placed is not None or self.donated or len(args) > MOST_ARGUMENTS:
-            return False
-        return all(x.__class__ is Array and x._sharding is None for x in args)
-
-    def written_for(self, args: Sequence[Array], data: Sequence[Any], engine: str | None) -> DirectCall | None:
-        """A direct call for plain arguments like these, with contents like these; None if they are not as the engine
-        has them."""
-        kinds = {x.__class__ for x in data}
-        if self.direct is None or len(kinds) > 1 or (np.ndarray in kinds) != (self.engine == "numpy"):
+    def written_for(
+        self,
+        in_tree: tree.TreeDef,
+        leaves: Sequence[Any],
+        data: Sequence[Any],
+        statics: dict[int, Any],
+        engine: str | None,
+    ) -> WrittenCall | None:
+        """A direct call for arguments like these, with contents like these; None if they are not as the engine has
+        them."""
+        if not self.may_be_direct(leaves, data):
             return None
-        results = self.out_tree, self.out_types, self.out_shardings
-        return direct_call(self.direct, [x.type for x in args], next(iter(kinds), object), results, engine)
+        types, shardings = [x.type for x in leaves], [x._sharding for x in leaves]
+        kind, on_devices = data[0].__class__ if data else object, self.engine != "numpy"
+        given = DirectSignature(in_tree, types, shardings, kind, self.donated, statics)
+        bare = on_devices and len(self.out_types) == 1
+        results = DirectResults(self.out_tree, self.out_types, self.out_shardings, bare)
+        allowed = None if self.placed is None else self.placed.refuse_implicit
+        assert self.direct is not None
+        return direct_call(self.direct, given, results, engine, on_devices, allowed)
+
+    def may_be_direct(self, leaves: Sequence[Any], data: Sequence[Any]) -> bool:
+        """Whether all arguments are arrays, with contents as the engine has them."""
+        kinds = {*map(type, data)}
+        return (
+            self.direct is not None
+            and len(kinds) < 2
+            and {Array}.issuperset(map(type, leaves))
+            and (self.engine == "numpy") == (not kinds.isdisjoint({np.ndarray}) or not kinds)
+            and not (self.donated and self.engine == "numpy")
+        )
 
     def run(self, data: Sequence[Any]) -> Any:
         """The outputs for the contents of the arguments, in the containers the function returned them in."""

@@ -19,7 +19,7 @@ from meshwright.arrays.tracing import (
     trace_flat,
 )
 from meshwright.compile.compiled import Compiled, JitCall, Lowered, TracedCall
-from meshwright.compile.direct import MISSED, DirectCall
+from meshwright.compile.direct import WrittenCall, called_by
 from meshwright.compile.engines import check_engine
 from meshwright.compile.executable import Executable, keep_on_devices
 from meshwright.compile.placement import NOWHERE, Placement, Where
@@ -85,26 +85,21 @@ class Jitted:
         self.donate = donate
         self._compiled: dict[Any, Executable] = {}
         self._alike: dict[Any, Executable] = {}  # the same by what they depend on
-        self._direct: DirectCall | None = None  # of those written, the one for the last call
-        self._written: dict[Any, DirectCall | None] = {}  # calls on arrays alone
+        self._written: dict[Any, WrittenCall | None] = {}  # calls on arrays, from the second of a kind on
         self._last: tuple[Any, ...] = (None,)  # what the last call depended on, and what was called
         self._traced: dict[Any, TracedInside] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current_engine.disabled:
-            return self.fun(*args, **kwargs)
-        direct = self._direct
-        if direct is not None and not kwargs:
-            found = direct(args)
-            if found is not MISSED:
-                return found
-        return self._call(args, kwargs)
+        return self._general(args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """A jitted function in a class is a method."""
         return self if instance is None else MethodType(self, instance)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call on any arguments."""
+        if current_engine.disabled:
+            return self.fun(*args, **kwargs)
         statics: Statics = ()
         if self.static_argnums or self.static_argnames:
             statics, args, kwargs = self._separate(args, kwargs)
@@ -122,11 +117,11 @@ class Jitted:
         settings = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), engine)
         if self._last[:-1] == (settings, types, places):  # which finds the same objects, most often
             compiled = self._last[-1]
-            self._last = settings, types, places, compiled
         else:
             compiled = self._compiled_for(args, kwargs, settings, places, types)
-            if kwargs or not self._write_direct(compiled, settings, args, data):
-                self._last = settings, types, places, compiled
+        self._last = settings, types, places, compiled
+        if not kwargs:
+            self._write_direct(compiled, (*settings, *places, *types), args, leaves, data)
         if engine == "xla":
             keep_on_devices(leaves, data, places)
         if compiled.donated:
@@ -157,17 +152,24 @@ class Jitted:
         return compiled
 
     def _write_direct(
-        self, compiled: Executable, settings: tuple[Any, ...], args: tuple[Any, ...], data: Sequence[Any]
-    ) -> bool:
-        """Let the next call on arrays like these be a direct one, if it can."""
-        nowhere = self.in_shardings is None and self.out_shardings is None
-        if not nowhere or self.static_argnums or self.static_argnames or not compiled.is_plain(args):
-            return False
-        key = (*settings, *(x.type for x in args), *(x.__class__ for x in data))
+        self,
+        compiled: Executable,
+        key: tuple[Any, ...],
+        args: tuple[Any, ...],
+        leaves: Sequence[Any],
+        data: Sequence[Any],
+    ) -> None:
+        """Let the next call on arrays like these be a direct one, if it can and this is not the first."""
+        if not compiled.may_be_direct(leaves, data):
+            return
         if key not in self._written:
-            self._written[key] = compiled.written_for(args, data, None if self.engine is not None else compiled.engine)
-        self._direct = self._written[key]
-        return True
+            self._written[key] = None
+            return
+        if self._written[key] is None:
+            engine = None if self.engine is not None else compiled.engine
+            statics = {place: value for place, _, value in key[1] if isinstance(place, int)}
+            self._written[key] = compiled.written_for(tree.structure(args), leaves, data, statics, engine)
+        called_by(self, self._written[key])
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The function traced for these arguments (arrays, or ``ShapeDtypeStruct``s in their place).
@@ -209,7 +211,7 @@ class Jitted:
 
     def clear_cache(self) -> None:
         """Forget what was compiled."""
-        self._direct = None
+        called_by(self, None)
         for kept in (self._compiled, self._alike, self._written, self._traced):
             kept.clear()
 

@@ -48,15 +48,15 @@ class XlaCode(NamedTuple):
 
     text: str
     function: Callable[..., tuple[Any, ...]]
-    direct: Callable[..., Sequence[Any]] | None  # the same, if there is nothing to do before and after
+    direct: Callable[..., Any] | None  # the same, if there is nothing to do before and after; an only result as it is
 
 
 class XlaFunctions(NamedTuple):
     """The function that runs a program on arrays of either side, and that for arrays of JAX which are in place, if
-    these are all that it takes."""
+    these are all that it takes, which returns an only result as it is."""
 
     function: Callable[..., tuple[Any, ...]]
-    direct: Callable[..., Sequence[Any]] | None
+    direct: Callable[..., Any] | None
 
 
 class OnDevices(NamedTuple):
@@ -96,6 +96,11 @@ class OnDevices(NamedTuple):
         found: list[Any] = _primitive().bind(*values, text=self.text, shapes=shapes, types=types)
         return found
 
+    def bind_only(self, *values: Any) -> Any:
+        """The only result."""
+        (found,) = self.bind(*values)
+        return found
+
 
 def emit_xla(program: Program, placed: bool, donated: Sequence[bool] = (), device: int | None = None) -> XlaCode:
     """A program for real devices: what `engine.compile.emit` is for NumPy. ``device`` is the number of the one it is
@@ -126,10 +131,14 @@ def runner(
     import jax
 
     numbers = tuple(n for n, given in enumerate(donated) if given)
-    called = jax.jit(
-        found.bind, in_shardings=found.arguments, out_shardings=list(found.results), donate_argnums=numbers
-    )
     ins, outs = found.program.in_types, found.program.out_types
+    only = len(outs) == 1  # of which JAX need not make a list
+    called = jax.jit(
+        found.bind_only if only else found.bind,
+        in_shardings=found.arguments,
+        out_shardings=found.results[0] if only else list(found.results),
+        donate_argnums=numbers,
+    )
     wanted = entries or [Held(t.shape, t.shape, s) for t, s in zip(ins, found.arguments, strict=True)]
     # Blocks that the program has in other groups than their array: the shapes of these.
     entering = {
@@ -141,11 +150,14 @@ def runner(
         x = wanted[n].put(x)
         return wanted[n].regrouped(x, entering[n], found.arguments[n]) if n in entering else x
 
+    def results(made: Any) -> tuple[Any, ...]:
+        return (made,) if only else tuple(made)
+
     def run(*data: Any) -> tuple[Any, ...]:
         if not entering and np.ndarray not in map(type, data):  # of these, JAX would compile once more
             with suppress(ValueError):  # they are elsewhere
-                return tuple(called(*data))
-        return tuple(called(*(put(n, x) for n, x in enumerate(data))))
+                return results(called(*data))
+        return results(called(*(put(n, x) for n, x in enumerate(data))))
 
     def run_and_regroup(*data: Any) -> tuple[Any, ...]:
         results = list(run(*data))
