@@ -154,7 +154,9 @@ def runner(
         return (made,) if only else tuple(made)
 
     def run(*data: Any) -> tuple[Any, ...]:
-        if not entering and np.ndarray not in map(type, data):  # of these, JAX would compile once more
+        if not entering:
+            if np.ndarray in map(type, data):  # of these, JAX would compile once more
+                data = tuple(put(n, x) if x.__class__ is np.ndarray else x for n, x in enumerate(data))
             with suppress(ValueError):  # they are elsewhere
                 return results(called(*data))
         return results(called(*(put(n, x) for n, x in enumerate(data))))
