@@ -1,14 +1,15 @@
-"""Calls on arrays alone take a shorter way, and mean the same; results that repeat themselves are written when read."""
+"""Calls on arrays take a shorter way, and mean the same; results that repeat themselves are written when read."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright.api.callback import pure_callback
 from meshwright.engine.chunks import LARGE_BYTES, Repeated
 
 
@@ -126,3 +127,106 @@ def test_an_argument_that_is_donated_afterwards_does_not_change_what_was_gathere
     np.testing.assert_array_equal(np.asarray(found), np.tile(x, 4))
     again = gather(mnp.asarray(x))
     np.testing.assert_array_equal(takes(again), np.tile(x, 4) + 1)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def in_containers(x: Any) -> Any:
+    return {"b": [x, (x + 1, None)], "a": Pair(x * 2, {}), 3: ()}
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_calls_on_arrays_in_containers(engine: str) -> None:
+    calls = []
+
+    def f(tree: Any, y: Any) -> Any:
+        calls.append(tree)
+        return mw.tree.map(lambda x: x * y, tree), Pair(y, None)
+
+    jitted, y = mw.jit(f, engine=engine), mnp.full((3,), 2.0)
+    for n in range(4):
+        given = in_containers(mnp.arange(3.0) + n)
+        found, pair = jitted(given, y)
+        assert mw.tree.structure(found) == mw.tree.structure(given) and list(found) == list(given)
+        assert type(found["a"]) is type(pair) is Pair and pair.second is None
+        for one, other in zip(mw.tree.leaves(found), mw.tree.leaves(given), strict=True):
+            np.testing.assert_array_equal(one, np.asarray(other) * 2)
+    assert len(calls) == 1
+    others: list[Any] = [
+        {**in_containers(mnp.ones(3)), "c": mnp.ones(3)},
+        {**in_containers(mnp.ones(3)), "b": [mnp.ones(3), [mnp.ones(3), None]]},
+        {**in_containers(mnp.ones(3)), "b": [mnp.ones(3), (mnp.ones(3), mnp.ones(3))]},
+        {**in_containers(mnp.ones(3)), "a": (mnp.ones(3), {})},
+        [mnp.ones(3)],
+        mnp.ones(3),
+    ]
+    for other in others:
+        assert mw.tree.structure(jitted(other, y)[0]) == mw.tree.structure(other)
+    assert len(calls) == 1 + len(others)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla", "xla-stacked"])
+def test_calls_on_arrays_on_a_mesh(engine: str) -> None:
+    mesh = mw.make_mesh((4,), ("i",))
+    rows, whole = (mw.NamedSharding(mesh, mw.P(spec)) for spec in ("i", None))
+    f = mw.jit(lambda tree: mw.tree.map(lambda x: x + 1, tree), engine=engine)
+    for sharding in (rows, rows, rows, whole, whole, rows, mw.NamedSharding(mesh, mw.P("i"))):
+        x = {"x": mw.device_put(mnp.arange(8.0), sharding)}
+        for _ in range(3):
+            x = f(x)
+            assert x["x"].sharding == sharding
+        np.testing.assert_array_equal(x["x"], np.arange(8.0) + 3)
+    summed = mw.jit(lambda x: x.sum(), engine=engine)
+    for _ in range(3):
+        summed(mw.device_put(mnp.arange(8.0), rows))
+    with mw.no_implicit_comms(), pytest.raises(mw.errors.CommunicationError, match="that nobody wrote"):
+        summed(mw.device_put(mnp.arange(8.0), rows))
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_donated_arrays_in_calls_from_the_second_on(engine: str) -> None:
+    f = mw.jit(lambda xs, y: ([x + y for x in xs], y), engine=engine, donate_argnums=0)
+    y = mw.jit(lambda x: x + 0, engine=engine)(mnp.ones(3))
+    xs = [y * 1, y * 2]
+    for n in range(5):
+        given, (xs, _) = xs, f(xs, y)
+        np.testing.assert_array_equal(xs[1], np.full(3, 3.0 + n))
+        with pytest.raises(mw.errors.MeshwrightError, match="was donated"):
+            np.asarray(given[0])
+    shared = xs[0]._data  # what somebody else has, too, stays as it is
+    before = np.array(shared)
+    found, _ = f([xs[0], xs[0]], y)
+    np.testing.assert_array_equal(found[0], before + 1)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(shared, before)
+    with pytest.raises(mw.errors.DonatedError) as error:
+        f(xs, y)
+    assert "test_direct.py" in str(error.value)  # the line that called it
+
+
+def test_static_arguments_are_compared_in_every_call() -> None:
+    f = mw.jit(lambda x, n, m: x * n + m, static_argnums=(1,), static_argnames="m")
+    for _ in range(3):
+        assert float(f(mnp.ones(()), 2, 1)) == 3
+    assert f(mnp.ones((), int), 2.0, 1).dtype == np.float32
+    assert f(mnp.ones((), int), 2, 1).dtype == np.int32
+    assert [float(f(mnp.ones(()), n, m)) for n, m in ((3, 1), (2, 1), (2, 2), (True, 2))] == [4, 3, 4, 3]
+
+
+def test_an_error_of_the_program_is_raised_once() -> None:
+    calls = []
+
+    def fails(x: Any) -> Any:
+        calls.append(x)
+        if len(calls) > 2:
+            raise ValueError("too many")
+        return x
+
+    f = mw.jit(lambda x: pure_callback(fails, mw.ShapeDtypeStruct((), np.float32), x))
+    f(mnp.ones(())), f(mnp.ones(()))
+    with pytest.raises(Exception, match="too many"):
+        f(mnp.ones(()))
+    assert len(calls) == 3

@@ -208,3 +208,23 @@ def calls_after_one_another(seed: int, engine: str, calls: int = 4) -> None:
 @pytest.mark.parametrize("engine", ["xla", "xla-stacked"])
 def test_calls_after_one_another(engine: str, seed: int) -> None:
     calls_after_one_another(seed, engine)
+
+
+def test_factorizations_of_matrices() -> None:
+    x = np.random.default_rng(0).normal(size=(4, 3, 3)).astype(np.float32)
+    mesh = mw.make_mesh((2,), ("i",))
+
+    def f(x: Any) -> Any:
+        inverse = mnp.linalg.inv(x)
+        q, r = mnp.linalg.qr(x)
+        u, s, v = mnp.linalg.svd(x)
+        values, vectors = mnp.linalg.eigh(x)
+        return inverse, q @ r, (u * s[:, None]) @ v, values, mnp.abs(vectors), mnp.linalg.eigvals(x).sum(-1)
+
+    expected = mw.jit(f)(x)
+    for engine in ("xla", "xla-stacked"):
+        found = mw.jit(f, engine=engine)(mw.device_put(x, mw.NamedSharding(mesh, mw.P("i"))))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4, rtol=1e-3)
+    gradient = mw.grad(lambda x: mnp.linalg.svd(x, compute_uv=False).sum())
+    np.testing.assert_allclose(mw.jit(gradient, engine="xla")(x), gradient(mnp.asarray(x)), atol=1e-4)

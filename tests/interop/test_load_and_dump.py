@@ -27,14 +27,13 @@ from meshwright.transform import every_op as every  # noqa: F401  so that the re
 
 RNG = np.random.default_rng(0)
 
-# Ops about devices, ops made of programs (tested by themselves), and factorizations, which are custom calls.
+# Ops about devices, and ops made of programs (tested by themselves).
 LEFT_OUT = frozenset({
     "sharding_constraint", "axis_index", "psum", "pbroadcast", "all_gather",
     "psum_scatter", "all_gather_invariant", "pscatter", "all_to_all", "ppermute", "pmax", "pmin", "finish_sum",
-    "lu", "qr", "eigh", "svd", "eig",
 })  # fmt: skip
-# Ops that become several of StableHLO's, or one that can mean more.
-NOT_READ_BACK = frozenset({"cumprod", "polygamma", "sort"})
+# Ops that become several of StableHLO's, or one that can mean more; factorizations are custom calls of LAPACK.
+NOT_READ_BACK = frozenset({"cumprod", "polygamma", "sort", "lu", "qr", "eigh", "svd", "eig"})
 
 
 def drawn(op: Op, sample: Sample) -> list[np.ndarray[Any, Any]]:

@@ -82,7 +82,8 @@ def direct_call(
     writer.call(given, on_devices, allowed is not None)
     if not writer.results(results):
         return None
-    exec("\n".join(["def call(self, *args, **kwargs):", *writer.lines]), bound)  # names are ours
+    text = "\n".join(["def call(self, *args, **kwargs):", *writer.lines])  # names are ours
+    exec(compile(text, __file__, "exec"), bound)  # a file of this package: no error is about a line of it
     found: WrittenCall = bound["call"]
     return found
 
@@ -134,7 +135,10 @@ class _Writer:
                 f" and x{n}._sharding != {s}" if self.bound[s] is not None else ""
             )
             contents = f"(d{n} := x{n}._data).__class__ is not kind"
-            self.lines += [f"  if {contents} or x{n}.type is not {t} and x{n}.type != {t} or {differs}:", f"   {_MISS}"]
+            self.lines += [
+                f"  if {contents} or x{n}.type is not {kind} and x{n}.type != {kind} or {differs}:",
+                f"   {_MISS}",
+            ]
         self.lines += [" except MISFITS:", f"  {_MISS}"]
         return True
 
@@ -164,12 +168,12 @@ class _Writer:
         if None in results.shardings:
             self.lines.append(" place = current_device.place")
         for n, (t, s) in enumerate(zip(results.types, results.shardings, strict=True)):
-            t, where = self._name("t", t if s is None else s.typed(t)), "place" if s is None else self._name("s", s)
+            kind, where = self._name("t", t if s is None else s.typed(t)), "place" if s is None else self._name("s", s)
             data = "outs" if results.bare else f"outs[{n}]"
             self.lines += [
                 f" r{n} = new(Array)",
                 f" r{n}._data = {data}",
-                f" r{n}.type = {t}",
+                f" r{n}.type = {kind}",
                 f" r{n}._sharding = {where}",
             ]
         text = self._literal(tree.unflatten(results.out_tree, range(len(results.types))))

@@ -18,6 +18,7 @@ from meshwright.core.trace import Tracer
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.pallas import to_jax
+from meshwright.interop.stablehlo.by_jax import lowered, platform
 from meshwright.interop.stablehlo.text import OPS, BodyText, Operand
 from meshwright.kernel.call import KernelCall
 
@@ -60,7 +61,7 @@ def _on_leaves(call: KernelCall) -> Callable[..., Any]:
             at += t.num_leaves
         kernel: Any = lambda: None
         kernel.given = replace(given, spec=replace(given.spec, grid=grid))
-        return tree.leaves(to_jax(kernel, interpret=_platform() != "tpu")(*args))
+        return tree.leaves(to_jax(kernel, interpret=platform() != "tpu")(*args))
 
     return function
 
@@ -69,12 +70,6 @@ def _vmapped(function: Callable[..., Any], axis: str) -> Callable[..., Any]:
     import jax
 
     return jax.vmap(function, axis_name=axis or None)
-
-
-def _platform() -> str:
-    import jax
-
-    return str(jax.default_backend())
 
 
 def _whole_axes(axes: MeshAxes, mesh: MeshAxes) -> MeshAxes:
@@ -100,54 +95,16 @@ def _lowered(
     if axes:
         mesh: Any = jax.sharding.AbstractMesh(tuple(size for _, size in axes), tuple(name for name, _ in axes))
         mapped = jax.shard_map(function, mesh=mesh, in_specs=spec(), out_specs=spec(), check_vma=False)
-    structs = [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in types]  # type: ignore[no-untyped-call]
     try:
-        with jax.enable_x64(dtypes.config.enable_x64):
-            traced = jax.jit(mapped, keep_unused=True).trace(*structs)
-            module = traced.lower(lowering_platforms=(_platform(),)).compiler_ir("stablehlo")
+        return lowered(mapped, types, prefix, dtypes.config.enable_x64)
     except Exception as error:
         said = f"{error.what} {error.why}" if isinstance(error, MeshwrightError) else str(error).split("\n")[0]
         raise MeshwrightError(
-            f"The kernel {call.name!r} does not run through XLA on a {_platform().upper()}.",
+            f"The kernel {call.name!r} does not run through XLA on a {platform().upper()}.",
             where=call.source.show() if call.source else "",
             why=f"JAX's Pallas does not lower it: {said}",
             fix='engine="numpy", whose machine runs every kernel, with its copies between devices',
         ) from error
-    return _as_functions(module, prefix)
-
-
-def _as_functions(module: Any, prefix: str) -> str:
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import func
-
-    with module.context, ir.Location.unknown():
-        functions = [op for op in module.body.operations if op.operation.name == "func.func"]
-        main = next(op for op in functions if ir.StringAttr(op.attributes["sym_name"]).value == "main")
-        whole = next((op for op in main.entry_block.operations if op.operation.name == "sdy.manual_computation"), None)
-        if whole is not None:
-            body = whole.operation.regions[0].blocks[0]
-            kind = ir.FunctionType.get(
-                [x.type for x in body.arguments], [x.type for x in body.operations[len(body.operations) - 1].operands]
-            )
-            with ir.InsertionPoint(module.body):
-                inner: Any = func.FuncOp("inner", kind)
-            entry = inner.add_entry_block()
-            for old, new in zip(body.arguments, entry.arguments, strict=True):
-                old.replace_all_uses_with(new)
-            for op in list(body.operations)[:-1]:
-                entry.append(op)
-            with ir.InsertionPoint(entry):
-                func.ReturnOp(list(body.operations[0].operands))
-            functions = [op for op in functions if op is not main]
-            main.operation.erase()
-            ir.SymbolTable.set_symbol_name(inner.operation, "main")
-            functions.append(inner)
-        for op in functions:
-            name = ir.StringAttr(op.attributes["sym_name"]).value
-            ir.SymbolTable.replace_all_symbol_uses(name, f"{prefix}_{name}", module.operation)
-            ir.SymbolTable.set_symbol_name(op.operation, f"{prefix}_{name}")
-            op.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        return "\n".join(str(op) for op in functions)
 
 
 OPS["pallas_call"] = write_kernel

@@ -16,6 +16,7 @@ from meshwright.core.trace import close, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.decompositions import custom_target, in_parts
+from meshwright.interop.stablehlo import by_jax as _by_jax  # noqa: F401  (ops that JAX lowers)
 from meshwright.interop.stablehlo.collectives import COLLECTIVES
 from meshwright.interop.stablehlo.context import parse_module, type_text
 from meshwright.interop.stablehlo.text import constrained, dense, writer_of
