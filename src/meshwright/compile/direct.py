@@ -130,10 +130,8 @@ class _Writer:
         if rest and not self._taken(rest, "args"):
             return False
         for n, (t, s) in enumerate(zip(given.types, given.shardings, strict=True)):
-            t, s = self._name("t", t), self._name("s", s)
-            differs = f"x{n}._sharding is not {s}" + (
-                f" and x{n}._sharding != {s}" if self.bound[s] is not None else ""
-            )
+            kind, place = self._name("t", t), self._name("s", s)
+            differs = f"x{n}._sharding is not {place}" + ("" if s is None else f" and x{n}._sharding != {place}")
             contents = f"(d{n} := x{n}._data).__class__ is not kind"
             self.lines += [
                 f"  if {contents} or x{n}.type is not {kind} and x{n}.type != {kind} or {differs}:",
