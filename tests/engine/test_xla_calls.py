@@ -185,17 +185,22 @@ def calls_after_one_another(seed: int, engine: str, calls: int = 4) -> None:
                 found.append(step.ours(*(found[n] for n in step.operands)))
             return [found[n] for n in kept]
 
-        ins = tuple(drawn_sharding(rng, mesh, plain.ndim) for _, plain in chosen)
+        stays = [getattr(x.sharding, "mesh", None) == mesh and rng.random() < 0.5 for x, _ in chosen]
+        ins = tuple(
+            x.sharding if own else drawn_sharding(rng, mesh, plain.ndim)
+            for own, (x, plain) in zip(stays, chosen, strict=True)
+        )
+        given = [x if own else mw.device_put(x, where) for own, (x, _), where in zip(stays, chosen, ins, strict=True)]
         outs = [drawn_sharding(rng, mesh, values[n].ndim) if rng.random() < 0.5 else None for n in kept]
         donated = (int(rng.integers(len(chosen))),) if rng.random() < 0.4 else ()
         options: dict[str, Any] = {"in_shardings": ins, "out_shardings": outs}
         plain = mw.jit(function, engine="numpy", **options)(*(mnp.asarray(plain) for _, plain in chosen))
-        found = mw.jit(function, engine=engine, donate_argnums=donated, **options)(*(array for array, _ in chosen))
+        found = mw.jit(function, engine=engine, donate_argnums=donated, **options)(*given)
         for one, other, n in zip(found, plain, kept, strict=True):
             assert one.sharding == other.sharding, what
             same(other, values[n], f"{what} (numpy)")
             same(one, values[n], what)
-        gone = {id(chosen[n][0]) for n in donated}
+        gone = {id(given[n]) for n in donated}
         pool = [pair for pair in [*pool, *chosen] if id(pair[0]) not in gone]
         pool = list({id(array): (array, plain) for array, plain in pool}.values())
         for array, expected in pool:  # what was not donated is as it was

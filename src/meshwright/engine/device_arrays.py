@@ -52,7 +52,7 @@ class Held(NamedTuple):
             return x
         if x.shape != self.padded:
             x = _resized(x, self.shape, self.padded, self.sharding)
-        return x if self.has(x) else jax.device_put(x, self.sharding, may_alias=False)
+        return x if self.has(x) else _apart(jax.device_put(x, self.sharding, may_alias=False), x)
 
     def made(self, part: Callable[[Index], Any], whole: Any = None) -> Any:
         """Contents of which this process makes its own blocks: ``part`` is a part of the array, by its indices."""
@@ -77,6 +77,13 @@ class Held(NamedTuple):
         block = sharding.shard_shape(shape)
         parts = [shard.data.reshape(block) for shard in x.addressable_shards]
         return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+
+
+def _apart(x: Any, other: Any) -> Any:
+    """Contents in memory of their own: what JAX brings to more or fewer devices it may share with what it was, also if
+    told not to, and one of the two may be donated."""
+    mine, theirs = ({shard.data.unsafe_buffer_pointer() for shard in one.addressable_shards} for one in (x, other))
+    return x if mine.isdisjoint(theirs) else x.copy()
 
 
 def _within(index: Index, shape: Shape) -> Index:
