@@ -106,6 +106,14 @@ EXAMPLES[versions.EXPORT] = lambda: by_shardy(
     }}""",
     "export-pipeline",
 )
+EXAMPLES[versions.LOCAL] = lambda: by_shardy(
+    f"""{MESH}func.func @main(%a: {T} {{sdy.sharding = #sdy.sharding<@mesh, [{{}}, {{}}]>}}) -> {T} {{
+      %0 = sdy.all_slice [{{"x"}}, {{}}] %a out_sharding=<@mesh, [{{"x"}}, {{}}]> : {T}
+      %1 = sdy.all_gather [{{"x"}}, {{}}] %0 out_sharding=<@mesh, [{{}}, {{}}]> : {T}
+      return %1 : {T}
+    }}""",
+    "convert-global-to-local",
+)
 
 
 def loses_a_sum() -> bool:

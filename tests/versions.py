@@ -66,6 +66,11 @@ CALL_SUMS = Change(
     "sdy-insert-func-call-reshards", (0, 12, 0), "a call that loses a partial sum, or makes one, is left as it is"
 )
 EXPORT = Change("sdy-export-pipeline", (0, 12, 0), "by itself, it writes meshes into shardings")
+LOCAL = Change(
+    "sdy-convert-global-to-local",
+    (0, 12, 0),
+    "offsets are of 32 bits, parts of axes are counted right, and the module says how main is laid out",
+)
 PASSES = (CONSTRAINTS, FUNCTION_RESULTS, VERIFICATION)
 UNREDUCED_TEXT = Change("unreduced{…}", (0, 11, 0), "the sign = may be left out; there are unreduced=max{…} and min")
 
@@ -99,7 +104,7 @@ UNREDUCED_KIND = Change(
 )
 
 CHANGES = (
-    *RULES.values(), *PASSES, CALLS, CALL_SUMS, EXPORT, UNEVEN, UNREDUCED_TEXT,
+    *RULES.values(), *PASSES, CALLS, CALL_SUMS, EXPORT, LOCAL, UNEVEN, UNREDUCED_TEXT,
     CROSS, SINC, HYPOT, SIGN, NEXTAFTER, TRI, LOG2, DIGAMMA, LOG1P, GUMBEL, GUMBEL_HALF,
     COMPLEX_MAXIMUM, ABSTRACT_MESH, UNREDUCED_KIND,
 )  # fmt: skip

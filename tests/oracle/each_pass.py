@@ -25,7 +25,7 @@ from meshwright.interop.shardy.passes import apply_passes
 from meshwright.interop.stablehlo.context import parse_module
 from tests.oracle.apart import apart
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
-from tests.oracle.shardy import LEFT_OUT, context, newest_rules
+from tests.oracle.shardy import LEFT_OUT, PIPELINE, context, newest_rules
 from tests.versions import CALL_SUMS, CALLS, UNEVEN, older_than
 
 CANONICALIZE = "canonicalize{enable-patterns=sdy-collective}"
@@ -166,6 +166,13 @@ def _reduces_otherwise(step: Step, theirs: Outcome, ours: Outcome) -> bool:
     return step.name == FULL and re.search(body, step.given.replace('"', "")) is not None
 
 
+def _has_value_in_several_groups(text: str) -> bool:
+    found: dict[str, set[str]] = {}
+    for value, group in re.findall(r"sdy.sharding_group (%\S+) group_id=(\d+)", text):
+        found.setdefault(value, set()).add(group)
+    return any(len(groups) > 1 for groups in found.values())
+
+
 def _has_sizes_that_do_not_divide(text: str) -> bool:
     for mesh in re.findall(r"sdy.mesh @\w+ = <\[(.*?)\]", text):
         sizes = [int(size) for size in re.findall(r'"=(\d+)', mesh)]
@@ -196,7 +203,10 @@ REASONS: dict[str, Callable[[Step, Outcome, Outcome], bool]] = {
         lambda step, theirs, ours: step.name == INSERT and "concatenate" in step.given and ":(" in step.given
     ),
     "a value behind a barrier is laid out as before it; Shardy takes it for replicated": (
-        lambda step, theirs, ours: step.name == FULL and "sdy.propagation_barrier" in step.given
+        lambda step, theirs, ours: step.name in (INSERT, FULL, PIPELINE) and "sdy.propagation_barrier" in step.given
+    ),
+    "a value that is in several groups is in one after the import of groups, which these passes rely on": (
+        lambda step, theirs, ours: "-propagate" in step.name and _has_value_in_several_groups(step.given)
     ),
     "the dialect has no all-reduce for a reduction; Shardy sums the parts": _reduces_otherwise,
     "reshapes whose dims do not fit the axes are split in another way": (

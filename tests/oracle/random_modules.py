@@ -27,6 +27,7 @@ class Recipe(NamedTuple):
     ops: int = 12
     features: tuple[str, ...] = EVERYTHING
     settings: Settings = Settings()
+    meshes: tuple[str, ...] = ()  # to choose from; any if there are none
 
 
 USUAL = Recipe()
@@ -62,7 +63,7 @@ def names_of(values: Sequence[Value]) -> str:
 class _Module:
     def __init__(self, rng: random.Random, recipe: Recipe) -> None:
         self.rng, self.recipe = rng, recipe
-        self.mesh = random_mesh(rng)
+        self.mesh = Mesh.parse(rng.choice(recipe.meshes)) if recipe.meshes else random_mesh(rng)
         self.functions: list[str] = []
         self.groups = 0
         self.budget = rng.randint(max(2, recipe.ops // 2), recipe.ops)

@@ -2,6 +2,7 @@
 
     python -m tests.oracle.sweep passes --modules 20000 --into passes.jsonl
     python -m tests.oracle.sweep orders --modules 10000 --into orders.jsonl
+    python -m tests.oracle.sweep local --modules 2200 --into local.jsonl
 
 A line of the file is what came of the modules of some seeds; those that are in it are not run again. The end of the
 output is the sum of the whole file. The exit code is 1 if anything differs without a reason.
@@ -11,15 +12,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+
 import jaxlib
 
 from tests.oracle.each_pass import compared
+from tests.oracle.local_runs import run
 from tests.oracle.test_order_free import results
 
 CHUNK, ORDERS, FIRST = 25, 5, 1000
@@ -50,7 +55,17 @@ def orders(seeds: range, share: float) -> dict[str, Any]:
     }
 
 
-SWEEPS: dict[str, Callable[[range, float], dict[str, Any]]] = {"passes": passes, "orders": orders}
+def local(seeds: range, share: float) -> dict[str, Any]:
+    """Modules after ``-sdy-convert-global-to-local`` on eight devices, beside the whole ones on one."""
+    found = {seed: run(seed) for seed in seeds}
+    return {
+        "modules": len(found),
+        "compared": sum(wrong is not None for wrong in found.values()),
+        "differences": [f"seed {seed}, {wrong}" for seed, wrong in found.items() if wrong],
+    }
+
+
+SWEEPS: dict[str, Callable[[range, float], dict[str, Any]]] = {"passes": passes, "orders": orders, "local": local}
 
 
 def total(lines: list[dict[str, Any]]) -> dict[str, Any]:

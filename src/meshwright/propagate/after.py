@@ -187,7 +187,7 @@ def make_divisible(graph: Graph) -> None:
         dims = []
         for size, dim in zip(shape, sharding.dims, strict=True):
             divides = size % total_size(dim.axes) == 0
-            dims.append(dim if divides else DimensionSharding(_dividing(size, dim.axes), dim.is_open))
+            dims.append(dim if divides else DimensionSharding(dividing(size, dim.axes), dim.is_open))
         return graph.sharding(sharding.mesh, tuple(dims), sharding.replicated, sharding.unreduced, sharding.reduction)
 
     for function in graph.functions:
@@ -201,7 +201,7 @@ def make_divisible(graph: Graph) -> None:
             _change_computation(op, divide)
 
 
-def _dividing(size: int, axes: Axes) -> Axes:
+def dividing(size: int, axes: Axes) -> Axes:
     """The axes as long as they divide what is left of a dim; of the last one, the part that does."""
     kept: list[AxisRef] = []
     for axis in axes:

@@ -10,16 +10,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from meshwright.core.factors import Factors
+from meshwright.core.factors import Factors, names
 from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.common_axes import SplitOp, common_axes
 from meshwright.interop.shardy.communication import all_reduced, can_reduce, created, laid_out, listed, resharded
 from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules
 from meshwright.interop.shardy.problem_reader import place_of
+from meshwright.interop.shardy.sharding_rules import WITHOUT
 from meshwright.interop.shardy.value_shardings import ValueShardings, manual_axes, without_axes
-from meshwright.interop.stablehlo.context import Types, context, string
+from meshwright.interop.stablehlo.context import Types, context, integer, string
 from meshwright.interop.stablehlo.ops import COMBINATIONS, body_operation
+from meshwright.propagate.after import dividing
 from meshwright.propagate.problem import FactorRule, Refusal
 from meshwright.propagate.project import project, shapes_of, unproject
 from meshwright.sharding.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
@@ -31,12 +33,15 @@ _FLOWS = ("stablehlo.while", "stablehlo.case", "stablehlo.optimization_barrier")
 _COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
 _OWN_SHARDING = ("sdy.sharding_constraint", "sdy.reshard")
 _MATMULS = ("stablehlo.dot", "stablehlo.dot_general")
+# What these do on a part is not a part of what they do on the whole, or nobody knows.
+_AS_A_WHOLE = ("stablehlo.custom_call", "stablehlo.rng", "stablehlo.rng_bit_generator")
 
 
-def insert_reshards(module: Any, full: bool = False, rules_before: bool = False) -> None:
+def insert_reshards(module: Any, full: bool = False, rules_before: bool = False, separable: bool = False) -> None:
     """Put in the reshards and sums that a partitioner of HLO would not find by itself, or (``full``) all there are.
 
     ``rules_before``: the rules of concatenations, which depend on the ops around, are those of the module as it is.
+    ``separable``: each op is also split evenly, and only along factors of which parts make parts.
     """
     with context():
         functions = {
@@ -45,7 +50,7 @@ def insert_reshards(module: Any, full: bool = False, rules_before: bool = False)
             if op.operation.name == "func.func"
         }
         for function in functions.values():
-            inserter = _Inserter(module, function, functions, full)
+            inserter = _Inserter(module, function, functions, full, separable)
             inserter.check_function()
             inserter.run(rules_before)
 
@@ -60,12 +65,14 @@ def _inside_out(op: Any) -> Iterator[Any]:
 
 
 class _Inserter:
-    def __init__(self, module: Any, function: Any, functions: dict[str, Any], full: bool) -> None:
-        self._function, self._functions, self._full = function, functions, full
+    def __init__(self, module: Any, function: Any, functions: dict[str, Any], full: bool, separable: bool) -> None:
+        self._function, self._functions, self._full, self._separable = function, functions, full, separable
         self._known = ValueShardings(module)
         self._types = Types()
         self._rules = Rules(self._types)
         self._kept: dict[Any, Factors | None] = {}
+        self._numbers: dict[Any, int] = {}
+        self._gone: set[int] = set()
 
     def check_function(self) -> None:
         """Refuse a function with an argument or a result on a single device: all devices run it."""
@@ -86,8 +93,11 @@ class _Inserter:
         """Visit every op, those inside of others first."""
         ops = list(_inside_out(self._function))
         if rules_before:
-            self._kept = {op: self._rules(op) for op in ops if op.name == "stablehlo.concatenate"}
-        for op in ops:
+            self._kept = {op.results[0]: self._rules(op) for op in ops if op.name == "stablehlo.concatenate"}
+        self._numbers = {op.results[0]: number for number, op in enumerate(ops) if op.name == "sdy.all_reduce"}
+        for number, op in enumerate(ops):
+            if number in self._gone:
+                continue
             if op.name == "func.return":
                 self._return(op)
             elif op.name not in _ENDS:
@@ -113,7 +123,8 @@ class _Inserter:
     def _rule(self, op: Any) -> Factors | None:
         if RULE in op.attributes and "custom" in str(op.attributes[RULE]):
             return None
-        return self._kept[op] if op in self._kept else self._rules(op)
+        kept = op.name == "stablehlo.concatenate" and op.results[0] in self._kept
+        return self._kept[op.results[0]] if kept else self._rules(op)
 
     def _size(self, value: Any) -> int:
         t = self._types(value.type)
@@ -177,7 +188,7 @@ class _Inserter:
         new = difference(target.unreduced, source.unreduced)
         if new:
             value = self._as_partial_sum(place, value, source, target)
-        elif (self._full or always) and not _same_placement(source, target):
+        elif (self._full or always) and not same_placement(source, target):
             value = resharded(place, value, target)
         op.operands[number] = value
 
@@ -194,7 +205,7 @@ class _Inserter:
             moved.append(kept)
         parts = tuple(DimensionSharding(axes, dim.is_open) for axes, dim in zip(dims, target.dims, strict=True))
         middle = TensorSharding.unchecked(target.mesh, parts, (), source.unreduced, target.reduction)
-        if not _same_placement(source, middle):
+        if not same_placement(source, middle):
             value = resharded(place, value, middle)
         idle = difference(new, [axis for dim in moved for axis in dim])
         if idle:
@@ -248,6 +259,8 @@ class _Inserter:
         values = [*op.operands, *op.results]
         given = [self._known(value) for value in values]
         mesh = _common_mesh(given)
+        if self._separable and op.name not in WITHOUT and not op.name.startswith("sdy."):
+            rule = self._separated(op, rule)
         if rule is None or mesh is None:
             return
         combine = _combination(op, rule)
@@ -258,6 +271,8 @@ class _Inserter:
         sizes = [self._size(value) for value in values]
         projections = [project(shape, s) for shape, s in zip(shapes, whole, strict=True)]
         chosen = common_axes(SplitOp.of(rule, sizes, projections))
+        if self._separable:
+            chosen = {n: dividing(size, chosen[n]) for n, size in enumerate(rule.sizes.values())}
         wanted = []
         for shape, s, known in zip(shapes, whole, projections, strict=True):
             closed = {n: known[n][2] if n in known else True for n in shape.factors}
@@ -265,9 +280,34 @@ class _Inserter:
             merged_dims = tuple(DimensionSharding(merged(dim.axes), dim.is_open) for dim in dims)
             wanted.append(TensorSharding.unchecked(mesh, merged_dims, s.replicated, s.unreduced, s.reduction))
         for number in range(operands):
-            if not _same_placement(whole[number], wanted[number]):
+            if not same_placement(whole[number], wanted[number]):
                 op.operands[number] = resharded(_before(op), op.operands[number], wanted[number])
         self._reduce_results(op, rule, chosen, whole[operands:], wanted[operands:], combine)
+
+    def _separated(self, op: Any, rule: Factors | None) -> Factors | None:
+        """The rule of an op of which all but separable factors must be whole; without a rule, everything must."""
+        shapes = [[self._types(value.type) for value in side] for side in (op.operands, op.results)]
+        if rule is None or op.name in _AS_A_WHOLE or _has_groups(op):
+            if any(t is None for side in shapes for t in side):
+                return None
+            letters = iter(names(sum(len(t.shape) for side in shapes for t in side if t is not None)))
+            sizes: dict[str, int] = {}
+            sides = []
+            for side in shapes:
+                tensors = []
+                for t in side:
+                    assert t is not None
+                    dims = tuple((next(letters),) for _ in t.shape)
+                    sizes.update((dim[0], size) for dim, size in zip(dims, t.shape, strict=True))
+                    tensors.append(dims)
+                sides.append(tuple(tensors))
+            return Factors(sides[0], sides[1], sizes, replicated=frozenset(sizes))
+        whole = frozenset(rule.sizes) - rule.separable
+        if op.name == "stablehlo.scatter":  # what is scattered into would be added once for each part
+            whole |= rule.reduced
+        return rule._replace(
+            replicated=rule.replicated | whole, reduced=rule.reduced - whole, permuted=rule.permuted - whole
+        )
 
     def _reduce_results(
         self, op: Any, rule: Factors, chosen: dict[int, Axes], before: list[TensorSharding], now: list[TensorSharding],
@@ -276,24 +316,38 @@ class _Inserter:
         from jaxlib.mlir import ir
 
         reduced = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in chosen[n]]
-        if any(not _same_placement(one, other) for one, other in zip(before, now, strict=True)):
+        on_no_axes = reduced and any(one.mesh.empty for one in before)  # a sum is over axes of its mesh
+        if on_no_axes or any(not same_placement(one, other) for one, other in zip(before, now, strict=True)):
             if op.name in _OWN_SHARDING:
                 op.attributes["sharding"] = ir.Attribute.parse(str(now[0]))
             else:
                 op.attributes[SHARDING] = ir.Attribute.parse(per_value_text(now))
+        for result, new in zip(list(op.results) if self._separable else (), now, strict=False):
+            if not new.unreduced:
+                self._take_back_sums(result)
         place = ir.InsertionPoint.after(op)
         for result, old, new in zip(list(op.results), before, now, strict=True):
             due = difference(reduced, new.unreduced)
-            if not due and _same_placement(old, new):
+            if not due and same_placement(old, new):
                 continue
             uses = [(use.owner, use.operand_number) for use in result.uses]
             value = result
             if due:
-                value = all_reduced(place, value, merged(in_mesh_order(due, list(new.mesh.shape))), new, combine)
-            if not _same_placement(old, new):
+                made = old if same_placement(old, new) and not on_no_axes else new  # what the op itself says
+                value = all_reduced(place, value, merged(in_mesh_order(due, list(new.mesh.shape))), made, combine)
+            if not same_placement(old, new):
                 value = resharded(place, value, old)
             for owner, number in uses:
                 owner.operands[number] = value
+
+    def _take_back_sums(self, value: Any) -> None:
+        """Take out all-reduces that were put in for the parts of a value: how it is split may change."""
+        for use in list(value.uses):
+            op = use.owner.operation
+            if op.name == "sdy.all_reduce":
+                self._gone.add(self._numbers.get(op.results[0], -1))
+                op.results[0].replace_all_uses_with(value)
+                op.erase()
 
     def _reduce_unreduced(self, op: Any) -> None:
         """Reduce an unreduced result over the other axes that split what it sums over."""
@@ -382,11 +436,17 @@ def _combination(op: Any, rule: Factors) -> str:
     return rule.combine
 
 
+def _has_groups(op: Any) -> bool:
+    """Whether a convolution is one of several side by side, which its attributes count."""
+    keys = ("feature_group_count", "batch_group_count")
+    return any(key in op.attributes and integer(op.attributes[key]) > 1 for key in keys)
+
+
 def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:
     return TensorSharding.unchecked(sharding.mesh, sharding.dims, sharding.replicated, unreduced, sharding.reduction)
 
 
-def _same_placement(one: TensorSharding, other: TensorSharding) -> bool:
+def same_placement(one: TensorSharding, other: TensorSharding) -> bool:
     """Whether two shardings mean the same placement, open dims or not."""
     dims = [tuple(dim.axes for dim in s.dims) for s in (one, other)]
     same = one.mesh.order == other.mesh.order and one.mesh.shape == other.mesh.shape
@@ -397,7 +457,7 @@ def _same(one: TensorSharding | None, other: TensorSharding | None) -> bool:
     if one is None or other is None:
         sharding = one or other
         return sharding is None or not (any(dim.axes for dim in sharding.dims) or sharding.unreduced)
-    return _same_placement(one, other)
+    return same_placement(one, other)
 
 
 def _common_mesh(shardings: Sequence[TensorSharding | None]) -> Any:

@@ -18,10 +18,14 @@ _ON_OPS = (SHARDING, "sharding", "out_sharding", "in_shardings", "out_shardings"
 def inline_meshes(module: Any) -> None:
     """Write into every sharding the mesh that it names; the meshes are then gone."""
     with context():
-        _change(module, lambda sharding: TensorSharding.unchecked(
-            sharding.mesh.with_(name=""), sharding.dims, sharding.replicated, sharding.unreduced, sharding.reduction
-        ))  # fmt: skip
+        _change(module, inlined)
         _erase_meshes(module)
+
+
+def inlined(sharding: TensorSharding) -> TensorSharding:
+    """A sharding with its mesh written into it."""
+    mesh = sharding.mesh.with_(name="")
+    return TensorSharding.unchecked(mesh, sharding.dims, sharding.replicated, sharding.unreduced, sharding.reduction)
 
 
 def drop_shardings_and_meshes(module: Any) -> None:

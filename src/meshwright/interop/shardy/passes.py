@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.communication import reshards_to_collectives
 from meshwright.interop.shardy.explicit_reshards import insert_reshards
+from meshwright.interop.shardy.global_to_local import convert_to_local, groups_can_be_axes
 from meshwright.interop.shardy.mesh_passes import drop_shardings_and_meshes, inline_meshes, remove_debug_info
 from meshwright.interop.shardy.module_walk import RULE, Rules, walk
 from meshwright.interop.shardy.module_writer import write_module
@@ -58,6 +59,11 @@ def _insert_reshards(module: Any, call: PassCall) -> None:
     insert_reshards(module, full=call.flag("enable-full-version"))
 
 
+def _convert_to_local(module: Any, call: PassCall) -> None:
+    convert_to_local(module, call.flag(_BY_AXES, groups_can_be_axes()))
+
+
+_BY_AXES = "enable-rgv3"
 _KEEP, _CONSERVATIVE, _REDUNDANT = "keep-sharding-rules", "conservative-propagation", "keep-redundant-reshards"
 # Passes that change the module itself; the others go through a propagation problem.
 IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
@@ -68,6 +74,7 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
     "sdy-remove-propagation-debug-info": lambda module, call: remove_debug_info(module),
     "sdy-inline-meshes": lambda module, call: inline_meshes(module),
     "sdy-drop-sharding-and-mesh": lambda module, call: drop_shardings_and_meshes(module),
+    "sdy-convert-global-to-local": _convert_to_local,
     "canonicalize": _by_mlir("canonicalize"),
     "cse": _by_mlir("cse"),
     "inline": _by_mlir("inline"),
@@ -94,6 +101,7 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "sdy-unflatten-call-graph": {_FULLY: ("true", "false")},
     "sdy-import-func-calls": {_NAMED_EDGES: ("true", "false")},
     "sdy-reshard-to-collectives": {_REDUNDANT: ("true", "false")},
+    "sdy-convert-global-to-local": {_BY_AXES: ("true", "false")},
 }
 _SPLITTER = "sdy-constant-or-scalar-splitter"
 _LIFT = "sdy-lift-inlined-meshes"
