@@ -19,6 +19,7 @@ from meshwright.core.op import Cost, Linearity, No, Op, Types, Value, define_op
 from meshwright.core.program import Params, Rule
 from meshwright.core.source import here
 from meshwright.core.types import TensorType, Variance
+from meshwright.kernel import derivatives
 from meshwright.kernel.run.faults import KernelError
 from meshwright.kernel.run.pool import pool
 from meshwright.ops.basic import broadcast_in_dim
@@ -149,7 +150,8 @@ pallas_call: Op = define_op(
     type=_type,
     factors=No("a kernel says itself how its operands are cut"),
     linear=Linearity.NONE,
-    jvp=No("a kernel has no derivative of its own; give it one: mw.custom_vjp around the call"),
+    jvp=derivatives.jvp,
+    linearize=derivatives.linearize,
     transpose=No("a kernel is not linear; give it a derivative: mw.custom_vjp around the call"),
     batch=_batch,
     structure=Structure.KERNEL,

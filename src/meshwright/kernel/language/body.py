@@ -386,7 +386,8 @@ def delay(nanos: Any) -> None:
 def debug_print(text: str, *values: Any) -> None:
     """Print values of the kernel, with the device they are of: ``debug_print("x = {}", x)``."""
     task = current("debug_print")
-    print(f"[{task.name}] {text.format(*values)}")
+    shown = [getattr(getattr(x, "_data", None), "primal", x) for x in values]  # of what is differentiated, the value
+    print(f"[{task.name}] {text.format(*shown)}")
 
 
 class _DebugChecks(threading.local):

@@ -28,6 +28,8 @@ class Ref:
 
     __slots__ = ("_box", "_type", "buffer", "data", "path")
 
+    has_tangent = False  # whether it is differentiated
+
     def __init__(self, buffer: Buffer, data: Data | None = None, path: Path = ()) -> None:
         self.buffer = buffer
         self.data = buffer.data if data is None else data
@@ -325,6 +327,8 @@ def check_reachable(buffer: Buffer, verb: str) -> None:
 
 def load(ref: Ref, key: Any) -> Array:
     """The value of memory."""
+    if ref.has_tangent:
+        return ref[key]
     task = current("A ref")
     buffer = ref.buffer
     if trace.state.builder is not None or not buffer.alive or not buffer.addressable:
@@ -372,6 +376,9 @@ def as_view(data: Data, index: Any) -> Any:
 
 def store(ref: Ref, key: Any, value: Any) -> None:
     """Write a value to memory."""
+    if ref.has_tangent:
+        ref[key] = value
+        return
     task = current("A ref")
     buffer = ref.buffer
     if trace.state.builder is not None or not buffer.alive or not buffer.addressable:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshwright.core.source import Source, here
+from meshwright.errors import DifferentiationError
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.semaphores import Semaphore, Signal
 from meshwright.kernel.language.spaces import MemorySpace
@@ -190,7 +191,16 @@ def check_apart(task: KernelTask, src: Ref, dst: Ref) -> None:
 
 
 def check_fits(src: Ref, dst: Ref) -> None:
-    """Refuse a copy between memories of different shapes or dtypes."""
+    """Refuse a copy between memories of different shapes or dtypes, and one of a kernel that is differentiated."""
+    if src.has_tangent or dst.has_tangent:
+        ref = src if src.has_tangent else dst
+        raise DifferentiationError(
+            f"A copy of {ref.buffer.label} is differentiated.",
+            where=here(),
+            why="kernels are differentiated where they load, compute and store; "
+            "copies and semaphores have no derivative",
+            fix="give the call a derivative of its own: mw.custom_vjp, or mw.custom_jvp, around it",
+        )
     if src.shape != dst.shape or src.dtype != dst.dtype:
         what = "shape" if src.shape != dst.shape else "dtype"
         raise CopyError(
