@@ -269,3 +269,14 @@ def test_lax_does_not_promote_or_broadcast():
         lax.add(mnp.ones(3), mnp.ones((2, 3)))
     with pytest.raises(ShapeError, match="scan"):
         lax.reduce(mnp.ones(3), 0.0, lambda x, y: x, (0,))
+
+
+def test_scaled_products_are_those_of_scaled_blocks():
+    x, y = draw((2, 3, 4)), draw((2, 5, 4), seed=1)
+    xs, ys = draw((2, 3, 2), seed=2), draw((2, 5, 2), seed=3)
+    found = nn.scaled_matmul(x, y, xs, ys, "bfloat16")
+    expected = np.einsum("bmk,bnk->bmn", x * np.repeat(xs, 2, -1), y * np.repeat(ys, 2, -1))
+    assert found.dtype == "bfloat16"
+    np.testing.assert_allclose(np.asarray(found, np.float32), expected, rtol=2e-2, atol=2e-2)
+    with pytest.raises(ShapeError, match="block"):
+        nn.scaled_matmul(x, y, xs, ys[..., :1])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright import numpy as mnp
+from meshwright.arrays.operands import promoted, result_key
 from meshwright.core import dtypes
-from meshwright.numpy import bfloat16, finfo, iinfo, issubdtype, result_type
+from meshwright.numpy import bfloat16, finfo, iinfo
 
 float0 = dtypes.FLOAT0
 
@@ -29,6 +31,25 @@ def itemsize_bits(dtype: Any) -> int:
     """
     found = dtypes.as_dtype(dtype)
     return 4 if found in dtypes.PACKED else 8 * found.itemsize
+
+
+def issubdtype(a: Any, b: Any) -> bool:
+    """Whether a dtype is of a kind, or equal to another.
+
+    >>> issubdtype("bfloat16", mnp.floating)
+    True
+    """
+    return mnp.issubdtype(a, b)
+
+
+def result_type(*args: Any, return_weak_type_flag: bool = False) -> Any:
+    """The dtype of a result of arrays, numbers and dtypes together, and whether it yields to others.
+
+    >>> result_type(1, return_weak_type_flag=True)
+    (dtype('int32'), True)
+    """
+    found, weak = promoted(*(result_key(x) for x in args))
+    return (found, weak) if return_weak_type_flag else found
 
 
 def scalar_type_of(x: Any) -> Any:

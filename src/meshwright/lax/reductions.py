@@ -23,6 +23,7 @@ from meshwright.lax.convolution import dilated, one_per_dim, padding_pairs
 from meshwright.lax.shapes import pad, top_k
 from meshwright.numpy import arithmetic as numpy_arithmetic
 from meshwright.numpy import logic as numpy_logic
+from meshwright.numpy.ufuncs import ufunc
 from meshwright.ops import basic, elementwise, reduction, window
 from meshwright.ops.shape import concatenate, slice_
 
@@ -39,8 +40,9 @@ def _named(computation: Any) -> str | None:
         "and": (lax.bitwise_and, numpy_logic.bitwise_and, numpy_logic.logical_and, operator.and_),
         "or": (lax.bitwise_or, numpy_logic.bitwise_or, numpy_logic.logical_or, operator.or_),
     }
+    function = computation.function if isinstance(computation, ufunc) else computation
     for name, functions in known.items():
-        if any(computation is f for f in functions):
+        if any(function is f for f in functions):
             return name
     return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from meshwright.arrays.operands import (
@@ -22,16 +21,17 @@ from meshwright.arrays.operands import (
     strong,
     value,
 )
-from meshwright.arrays.refusals import ordered, refuse
+from meshwright.arrays.refusals import ordered
 from meshwright.arrays.static import mask_of, one_of, static_flag, static_size
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value, apply
-from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.nn import initializers
+from meshwright.nn.attention import dot_product_attention, scaled_matmul
 from meshwright.numpy.arithmetic import (
     add,
+    clip,
     divide,
     maximum,
     minimum,
@@ -41,10 +41,9 @@ from meshwright.numpy.arithmetic import (
     square,
     subtract,
 )
-from meshwright.numpy.contraction import einsum
-from meshwright.numpy.dtypes import finfo
-from meshwright.numpy.logic import absolute, either, equal, greater, greater_equal, isfinite, less_equal
-from meshwright.numpy.mathematics import exp, expm1, log, logaddexp, sqrt, tanh
+from meshwright.numpy.creation import ones
+from meshwright.numpy.logic import absolute, either, equal, greater, greater_equal, isfinite, less, less_equal
+from meshwright.numpy.mathematics import exp, expm1, log, log1p, logaddexp, sqrt, tanh
 from meshwright.numpy.reductions import max, mean, sum
 from meshwright.numpy.shapes import expand_dims, split
 from meshwright.ops import basic, elementwise
@@ -63,19 +62,24 @@ __all__ = [
     "identity",
     "initializers",
     "leaky_relu",
+    "log1mexp",
     "log_sigmoid",
     "log_softmax",
+    "logmeanexp",
     "logsumexp",
     "mish",
     "one_hot",
     "relu",
     "relu6",
+    "scaled_matmul",
     "selu",
     "sigmoid",
     "silu",
     "soft_sign",
     "softmax",
     "softplus",
+    "sparse_plus",
+    "sparse_sigmoid",
     "squareplus",
     "standardize",
     "swish",
@@ -102,7 +106,7 @@ def identity(x: ArrayLike) -> Value:
     return value(x)
 
 
-def relu(x: ArrayLike, /) -> Value:
+def relu(x: ArrayLike) -> Value:
     """``max(x, 0)``, with derivative 0 at 0.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -118,34 +122,34 @@ def relu(x: ArrayLike, /) -> Value:
     return apply(elementwise.select, (apply(elementwise.le, (x, 0), {}), 0, x), {})
 
 
-def relu6(x: ArrayLike, /) -> Value:
+def relu6(x: ArrayLike) -> Value:
     """``min(max(x, 0), 6)``, with derivative 0 at the ends."""
     x = _beside_floats(x)
     return either(less_equal(x, 0), 0, either(greater_equal(x, 6), 6, x))
 
 
-def sigmoid(x: ArrayLike, /) -> Value:
+def sigmoid(x: ArrayLike) -> Value:
     """``1 / (1 + exp(-x))``."""
     return inexact_unary(elementwise.logistic, x)
 
 
-def log_sigmoid(x: ArrayLike, /) -> Value:
+def log_sigmoid(x: ArrayLike) -> Value:
     """The logarithm of the sigmoid."""
     return negative(softplus(negative(inexact(x))))
 
 
-def softplus(x: ArrayLike, /) -> Value:
+def softplus(x: ArrayLike) -> Value:
     """``log(1 + exp(x))``."""
     return logaddexp(_floats(x), 0.0)
 
 
-def soft_sign(x: ArrayLike, /) -> Value:
+def soft_sign(x: ArrayLike) -> Value:
     """``x / (1 + |x|)``."""
     x = _floats(x)
     return divide(x, add(absolute(x), 1.0))
 
 
-def silu(x: ArrayLike, /) -> Value:
+def silu(x: ArrayLike) -> Value:
     """``x * sigmoid(x)``."""
     x = inexact(x)
     return apply(basic.mul, (x, apply(elementwise.logistic, (x,), {})), {})
@@ -154,7 +158,7 @@ def silu(x: ArrayLike, /) -> Value:
 swish = silu
 
 
-def mish(x: ArrayLike, /) -> Value:
+def mish(x: ArrayLike) -> Value:
     """``x * tanh(softplus(x))``."""
     x = _floats(x)
     return multiply(x, tanh(softplus(x)))
@@ -185,7 +189,7 @@ def leaky_relu(x: ArrayLike, negative_slope: ArrayLike = 1e-2) -> Value:
     return either(greater_equal(x, 0), x, multiply(negative_slope, x))
 
 
-def selu(x: ArrayLike, /) -> Value:
+def selu(x: ArrayLike) -> Value:
     """``elu`` scaled so that layers keep mean 0 and variance 1."""
     return multiply(1.0507009873554804934193349852946, elu(x, 1.6732632423543772848170429916717))
 
@@ -211,18 +215,18 @@ def glu(x: ArrayLike, axis: int = -1) -> Value:
     return multiply(first, sigmoid(second))
 
 
-def hard_tanh(x: ArrayLike, /) -> Value:
+def hard_tanh(x: ArrayLike) -> Value:
     """``x`` limited to lie between -1 and 1."""
     x = value(x)
     return either(greater(x, 1), 1, either(greater(-1, x), -1, x))
 
 
-def hard_sigmoid(x: ArrayLike, /) -> Value:
+def hard_sigmoid(x: ArrayLike) -> Value:
     """A sigmoid of three straight pieces: ``relu6(x + 3) / 6``."""
     return divide(relu6(add(x, 3.0)), 6.0)
 
 
-def hard_silu(x: ArrayLike, /) -> Value:
+def hard_silu(x: ArrayLike) -> Value:
     """``x * hard_sigmoid(x)``."""
     x = _beside_floats(x)
     return multiply(x, hard_sigmoid(x))
@@ -236,6 +240,32 @@ def squareplus(x: ArrayLike, b: ArrayLike = 4) -> Value:
     x = value(x)
     x, b = promoted_values(inexact(x) if x.type.dtype == dtypes.BOOL else x, b, inexact=True)
     return divide(add(x, sqrt(add(square(x), b))), 2.0)
+
+
+def sparse_plus(x: ArrayLike) -> Value:
+    """0 up to -1, ``x`` from 1 on, and a parabola between."""
+    x = _beside_floats(x)
+    return either(less_equal(x, -1.0), 0.0, either(greater_equal(x, 1.0), x, divide(square(add(x, 1.0)), 4)))
+
+
+def sparse_sigmoid(x: ArrayLike) -> Value:
+    """The derivative of ``sparse_plus``: 0 up to -1, 1 from 1 on, and a straight line between."""
+    return multiply(0.5, clip(add(x, 1.0), 0.0, 2.0))
+
+
+def log1mexp(x: ArrayLike) -> Value:
+    """``log(1 - exp(-x))`` of positive numbers, exact for small and for large ones.
+
+    >>> import meshwright as mw
+    >>> round(float(mw.nn.log1mexp(1e-3)), 4)
+    -6.9083
+    """
+    x = inexact(x)
+    # Each way loses digits where the other does not; the one not taken sees a number that is harmless to it.
+    small = less(x, math.log(2.0))
+    near = log(negative(expm1(negative(either(small, x, 0.5)))))
+    far = log1p(negative(exp(negative(either(small, 1.0, x)))))
+    return either(small, near, far)
 
 
 # Softmax
@@ -327,6 +357,19 @@ def logsumexp(
     return (out, direction) if return_sign else out
 
 
+def logmeanexp(x: ArrayLike, axis: Axis = None, where: ArrayLike | None = None, keepdims: bool = False) -> Value:
+    """The logarithm of the mean of ``exp(x)``, without overflow.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> mw.nn.logmeanexp(mnp.array([1000.0, 1000.0]))
+    Array(1000., dtype=float32)
+    """
+    given = value(x)
+    found: Value = logsumexp(given, axis, keepdims=keepdims, where=where)
+    counted = ones(given.shape, found.dtype) if where is None else broadcast(mask_of(where), given.shape)
+    return subtract(found, log(sum(convert(counted, found.type.dtype), axis, keepdims=keepdims)))
+
+
 # Layers
 
 
@@ -377,81 +420,3 @@ def one_hot(x: ArrayLike, num_classes: int, *, dtype: DTypeLike = None, axis: in
     shape = (*x.shape[:dim], count, *x.shape[dim:])
     classes = iota(dtype=x.type.dtype, shape=shape, dim=dim)
     return convert(equal(broadcast(expand_dims(x, dim), shape), classes), kind)
-
-
-def dot_product_attention(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
-    *,
-    scale: float | None = None,
-    is_causal: bool = False,
-    implementation: str | None = None,
-) -> Value:
-    """Attention of queries ``(…, T, N, H)`` to keys and values ``(…, S, K, H)``; N is a multiple of K.
-
-    >>> import meshwright as mw, meshwright.numpy as mnp
-    >>> q, kv = mnp.ones((1, 5, 4, 8)), mnp.ones((1, 5, 2, 8))
-    >>> mw.nn.dot_product_attention(q, kv, kv, is_causal=True).shape
-    (1, 5, 4, 8)
-    """
-    is_causal = static_flag(is_causal, "is_causal of nn.dot_product_attention")
-    one_of(implementation, (None, "xla", "cudnn"), "implementation of nn.dot_product_attention")
-    q, k, v = (inexact(x) for x in promote_operands((query, key, value)))
-    if any(x.ndim < 3 for x in (q, k, v)):
-        raise ShapeError(
-            f"nn.dot_product_attention cannot take {', '.join(x.type.short() for x in (q, k, v))}.",
-            where=here(),
-            why="queries, keys and values have dims (…, length, heads, depth)",
-            fix="x[:, None, :] adds a dim for one head",
-        )
-    _fit_together((query, key, value), [x.type for x in (q, k, v)])
-    heads, groups = q.shape[-2], k.shape[-2]
-    if not groups or heads % groups:
-        raise ShapeError(
-            f"nn.dot_product_attention cannot share {groups} keys among {heads} query heads.",
-            where=here(),
-            why=f"{heads} is not a multiple of {groups}",
-            fix="as many query heads as key heads, or a multiple",
-        )
-    shape, depth = q.shape, q.shape[-1]
-    # Query heads that share a key head stand together: N = K * G.
-    q = basic.reshape(q, shape=(*shape[:-2], groups, heads // groups, depth))
-    wide = dtypes.FLOAT32 if q.type.dtype.itemsize < 4 else None
-    logits = einsum("...tkgh,...skh->...kgts", q, k, preferred_element_type=wide)
-    logits = multiply(logits, 1 / math.sqrt(depth) if scale is None else scale)
-    lengths = logits.shape[-2:]
-    if bias is not None:
-        logits = add(logits, _per_group(bias, heads, groups))
-    lowest = -0.7 * float(finfo(logits.type.dtype).max)
-    if mask is not None:
-        logits = either(_per_group(mask, heads, groups), logits, lowest)
-    if is_causal:
-        rows, columns = (iota(dtype=dtypes.INT32, shape=lengths, dim=d) for d in (0, 1))
-        logits = either(greater_equal(rows, columns), logits, lowest)
-    weights = convert(softmax(logits), v.type.dtype)
-    out = einsum("...kgts,...skh->...tkgh", weights, v)
-    return basic.reshape(out, shape=(*shape[:-1], v.shape[-1]))
-
-
-def _fit_together(given: Sequence[ArrayLike], types: Sequence[TensorType]) -> None:
-    """Refuse queries, keys and values of different dtypes or batches, and those whose dims do not meet."""
-    kinds = sorted({str(x.dtype) for x in given if hasattr(x, "dtype")})
-    if len(kinds) > 1:
-        why = f"they have one dtype, and here are {' and '.join(kinds)}"
-        refuse("nn.dot_product_attention", types, why, "key.astype(query.dtype)")
-    q, k, v = (t.shape for t in types)
-    if not q[:-3] == k[:-3] == v[:-3] or q[-1] != k[-1] or k[-3:-1] != v[-3:-1]:
-        why = "with queries (…, T, N, H), keys are (…, S, K, H) and values (…, S, K, any)"
-        refuse("nn.dot_product_attention", types, why, "mnp.broadcast_to(key, (*query.shape[:-3], *key.shape[-3:]))")
-
-
-def _per_group(x: ArrayLike, heads: int, groups: int) -> Value:
-    """Something per head, (…, N or 1, T, S), with the heads of a group in a dim of their own."""
-    x = value(x)
-    x = basic.reshape(x, shape=(1,) * (3 - x.ndim) + x.shape) if x.ndim < 3 else x
-    lead, count, rest = x.shape[:-3], x.shape[-3], x.shape[-2:]
-    split_ = (groups, heads // groups) if count == heads else (1, 1)
-    return basic.reshape(x, shape=(*lead, *split_, *rest))

@@ -7,14 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.arrays.operands import ArrayLike, DTypeLike
+from meshwright.arrays.static import placed
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
-from meshwright.numpy.arithmetic import multiply
-from meshwright.numpy.creation import full
+from meshwright.numpy.arithmetic import multiply, sign
+from meshwright.numpy.creation import diagonal, full
 from meshwright.numpy.creation import ones as ones_array
 from meshwright.numpy.creation import zeros as zeros_array
+from meshwright.numpy.linalg import qr
+from meshwright.numpy.shapes import expand_dims, moveaxis
+from meshwright.numpy.updates import At
 from meshwright.random import samples as random
 
 Initializer = Callable[..., Value]
@@ -22,6 +26,7 @@ Initializer = Callable[..., Value]
 __all__ = [
     "Initializer",
     "constant",
+    "delta_orthogonal",
     "glorot_normal",
     "glorot_uniform",
     "he_normal",
@@ -32,6 +37,7 @@ __all__ = [
     "lecun_uniform",
     "normal",
     "ones",
+    "orthogonal",
     "truncated_normal",
     "uniform",
     "variance_scaling",
@@ -167,3 +173,52 @@ lecun_uniform = _scaled("lecun_uniform", 1.0, "fan_in", "uniform")
 lecun_normal = _scaled("lecun_normal", 1.0, "fan_in", "truncated_normal")
 he_uniform = kaiming_uniform = _scaled("he_uniform", 2.0, "fan_in", "uniform")
 he_normal = kaiming_normal = _scaled("he_normal", 2.0, "fan_in", "truncated_normal")
+
+
+def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: DTypeLike = float) -> Initializer:
+    """An initializer whose columns, those along ``column_axis``, are orthogonal and of length ``scale``.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> w = mw.nn.initializers.orthogonal()(mw.random.key(0), (4, 3))
+    >>> bool(mnp.allclose(w.T @ w, mnp.eye(3), atol=1e-5))
+    True
+    """
+
+    def init(key: ArrayLike, shape: Any, dtype: DTypeLike = dtype, out_sharding: Any = None) -> Value:
+        sizes = tuple(shape)
+        if len(sizes) < 2:
+            raise ShapeError(
+                f"A parameter of shape {sizes} has no columns that are orthogonal.", where=here(),
+                why="they stand in two dims or more", fix="nn.initializers.normal(0.02) for vectors",
+            )  # fmt: skip
+        columns = sizes[column_axis]
+        rows = math.prod(sizes) // max(columns, 1)
+        tall = (columns, rows) if rows < columns else (rows, columns)
+        q, r = qr(random.normal(key, tall, dtype))
+        # The sign of each column is free in q and r; with that of r it is uniform among orthogonal matrices.
+        q = multiply(q, expand_dims(sign(diagonal(r)), 0))
+        q = q.T if rows < columns else q
+        # The columns stand last; their dim goes where it belongs among the others.
+        others = [n for d, n in enumerate(sizes) if d != column_axis % len(sizes)]
+        return placed(multiply(moveaxis(q.reshape(*others, columns), -1, column_axis), scale), None, out_sharding)
+
+    return init
+
+
+def delta_orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: DTypeLike = float) -> Initializer:
+    """An initializer of convolutions that is orthogonal in the middle of the window, and zero elsewhere."""
+
+    def init(key: ArrayLike, shape: Any, dtype: DTypeLike = dtype, out_sharding: Any = None) -> Value:
+        sizes = tuple(shape)
+        if len(sizes) not in (3, 4, 5) or sizes[-2] > sizes[-1]:
+            raise ShapeError(
+                f"A window of shape {sizes} cannot be delta-orthogonal.", where=here(),
+                why="it has one to three dims, then inputs and outputs, and no more inputs than outputs",
+                fix="nn.initializers.orthogonal()",
+            )  # fmt: skip
+        middle = orthogonal(scale, column_axis, dtype)(key, sizes[-2:], dtype)
+        index = tuple((n - 1) // 2 for n in sizes[:-2])
+        found = At(full(sizes, 0, dtype))[index].set(middle)
+        return placed(found, None, out_sharding)
+
+    return init

@@ -259,14 +259,14 @@ def minimum(x: ArrayLike, y: ArrayLike, /) -> Value:
     return binary(elementwise.minimum, x, y)
 
 
-def fmax(x: ArrayLike, y: ArrayLike, /) -> Value:
+def fmax(x1: ArrayLike, x2: ArrayLike) -> Value:
     """The larger of two; a number wins over NaN."""
-    return either(logical_or(greater(x, y), isnan(y)), x, y)
+    return either(logical_or(greater(x1, x2), isnan(x2)), x1, x2)
 
 
-def fmin(x: ArrayLike, y: ArrayLike, /) -> Value:
+def fmin(x1: ArrayLike, x2: ArrayLike) -> Value:
     """The smaller of two; a number wins over NaN."""
-    return either(logical_or(less(x, y), isnan(y)), x, y)
+    return either(logical_or(less(x1, x2), isnan(x2)), x1, x2)
 
 
 def heaviside(x: ArrayLike, y: ArrayLike, /) -> Value:
@@ -296,11 +296,11 @@ def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = 
 
 
 def isclose(
-    x: ArrayLike, y: ArrayLike, rtol: ArrayLike = 1e-05, atol: ArrayLike = 1e-08, equal_nan: bool = False
+    a: ArrayLike, b: ArrayLike, rtol: ArrayLike = 1e-05, atol: ArrayLike = 1e-08, equal_nan: bool = False
 ) -> Value:
-    """Whether two values differ by at most ``atol + rtol * abs(y)``."""
+    """Whether two values differ by at most ``atol + rtol * abs(b)``."""
     equal_nan = static_flag(equal_nan, "equal_nan of mnp.isclose")
-    x, y = (value(v) for v in promote_operands((x, y)))
+    x, y = (value(v) for v in promote_operands((a, b)))
     if not dtypes.is_inexact(x.type.dtype):
         if x.type.dtype == BOOL:
             return equal(x, y)

@@ -13,6 +13,8 @@ from math import prod
 from string import ascii_letters
 from typing import Any
 
+import numpy as np
+
 from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, convert, promote_operands, value
 from meshwright.arrays.static import OPEN, check_precision, laid_out_as, no_out, placed
 from meshwright.core import dtypes
@@ -307,3 +309,20 @@ def _multiply(steps: list[_Step], i: int, j: int, x: str, y: str, result: str | 
             steps.append((k, None, basic.broadcast_in_dim, {"shape": shape, "dims": tuple(map(every.index, order))}))
     steps.append((i, j, basic.mul, {}))
     return every
+
+
+def einsum_path(
+    subscripts: Any, /, *operands: Any, optimize: bool | str | list[tuple[int, ...]] = "auto"
+) -> tuple[list[tuple[int, ...]], Any]:
+    """The order in which products of several arrays are taken two at a time, and a text that compares their costs.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.einsum_path("ij,jk,k->i", mnp.ones((9, 9)), mnp.ones((9, 9)), mnp.ones(9))[0]
+    [(1, 2), (0, 1)]
+    """
+    shaped: list[Any] = [
+        x if isinstance(x, list | tuple | str) else np.broadcast_to(np.float32(0), value(x).shape) for x in operands
+    ]
+    how: Any = {"auto": True, True: "optimal"}.get(optimize, optimize) if isinstance(optimize, str | bool) else optimize
+    (_, *path), shown = np.einsum_path(subscripts, *shaped, optimize=how)
+    return path, shown

@@ -88,9 +88,9 @@ def finfo(dtype: DTypeLike) -> Any:
     return ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
 
 
-def iinfo(dtype: DTypeLike) -> Any:
+def iinfo(int_type: DTypeLike) -> Any:
     """The limits of an integer dtype."""
-    kind = _plain(dtype)
+    kind = _plain(int_type)
     if not dtypes.holds_integers(kind):
         raise _no_limits("mnp.iinfo", kind, "integers", "mnp.finfo(dtype)")
     return dtypes.integer_limits(kind)
@@ -125,14 +125,14 @@ def _any_dtype(spec: Any) -> DType:
         return as_dtype(spec)
 
 
-def issubdtype(dtype: DTypeLike, kind: Any) -> bool:
-    """Whether a dtype is of a kind such as ``mnp.floating``, or equal to another.
+def issubdtype(arg1: DTypeLike, arg2: Any) -> bool:
+    """Whether a dtype ``arg1`` is of a kind such as ``mnp.floating``, or equal to another.
 
     >>> import meshwright.numpy as mnp
     >>> mnp.issubdtype(mnp.bfloat16, mnp.floating)
     True
     """
-    given = _any_dtype(dtype)
+    given, kind = _any_dtype(arg1), arg2
     if not (isinstance(kind, type) and issubclass(kind, np.generic)):
         kind = _any_dtype(kind).type
     # The floats that NumPy lacks have no place in its hierarchy.
@@ -140,10 +140,10 @@ def issubdtype(dtype: DTypeLike, kind: Any) -> bool:
     return extra or bool(np.issubdtype(given, kind))
 
 
-def can_cast(source: DTypeLike, target: DTypeLike, casting: str = "safe") -> bool:
+def can_cast(from_: DTypeLike, to: DTypeLike, casting: str = "safe") -> bool:
     """Whether NumPy would convert a dtype into another under a rule."""
     one_of(casting, ("safe", "no", "equiv", "same_kind", "unsafe"), "casting of mnp.can_cast")
-    source, target = (given if given is None else _plain(given) for given in (source, target))
+    source, target = (given if given is None else _plain(given) for given in (from_, to))
     for given in (source, target):
         named_dtype(given, "a dtype of mnp.can_cast")
     return bool(np.can_cast(source, target, casting=casting))  # type: ignore[arg-type]

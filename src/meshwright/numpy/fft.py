@@ -8,13 +8,14 @@ from typing import Any
 
 from meshwright.arrays.operands import ArrayLike, DTypeLike, as_dtype, axis_of, convert, inexact, value
 from meshwright.arrays.refusals import one_number
-from meshwright.arrays.static import one_of, static_int, static_shape
+from meshwright.arrays.static import one_of, placed, static_int, static_shape
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import divide, multiply
 from meshwright.numpy.creation import arange
+from meshwright.numpy.logic import conjugate
 from meshwright.numpy.padding import pad
 from meshwright.numpy.shapes import concatenate, cut, moveaxis
 from meshwright.numpy.taking import roll
@@ -26,10 +27,12 @@ __all__ = [
     "fftfreq",
     "fftn",
     "fftshift",
+    "hfft",
     "ifft",
     "ifft2",
     "ifftn",
     "ifftshift",
+    "ihfft",
     "irfft",
     "irfft2",
     "irfftn",
@@ -121,6 +124,26 @@ def irfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None =
     return _one("irfft", a, n, axis, norm)
 
 
+_OTHER_WAY = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}
+
+
+def hfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """The transform of numbers of which the second half mirrors the first: real, of length ``n``, by default even.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.fft.hfft(mnp.array([1.0, 2.0]))
+    Array([ 3., -1.], dtype=float32)
+    """
+    one_of(norm, list(_NORMS), "norm of mnp.fft.hfft")
+    return _one("irfft", conjugate(inexact(value(a))), n, axis, _OTHER_WAY[norm])
+
+
+def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """The inverse of ``hfft``, of real numbers."""
+    one_of(norm, list(_NORMS), "norm of mnp.fft.ihfft")
+    return conjugate(_one("rfft", a, n, axis, _OTHER_WAY[norm]))
+
+
 def _two(axes: Any, name: str) -> tuple[int, ...]:
     """The axes of a transform of matrices."""
     found = static_shape(axes, f"an axis of {name}")
@@ -169,20 +192,22 @@ def irfftn(a: ArrayLike, s: Any = None, axes: Sequence[int] | None = None, norm:
     return _transform("irfft", a, s, axes, norm)
 
 
-def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
+def fftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None, device: Any = None) -> Value:
     """The frequencies of the results of ``fft``."""
     n = static_int(n, "n of mnp.fft.fftfreq")
     kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     half = (n - 1) // 2 + 1
     step = one_number(d, "d of mnp.fft.fftfreq")
-    return divide(convert(concatenate([arange(half), arange(-(n // 2), 0)]), kind), multiply(step, n))
+    places = concatenate([arange(half), arange(-(n // 2), 0)])
+    return placed(divide(convert(places, kind), multiply(step, n)), device)
 
 
-def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None) -> Value:
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DTypeLike = None, device: Any = None) -> Value:
     """The frequencies of the results of ``rfft``."""
     kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     n = static_int(n, "n of mnp.fft.rfftfreq")
-    return divide(convert(arange(n // 2 + 1), kind), multiply(one_number(d, "d of mnp.fft.rfftfreq"), n))
+    step = one_number(d, "d of mnp.fft.rfftfreq")
+    return placed(divide(convert(arange(n // 2 + 1), kind), multiply(step, n)), device)
 
 
 def fftshift(x: ArrayLike, axes: Any = None) -> Value:

@@ -23,7 +23,7 @@ from meshwright.arrays.operands import (
     value,
 )
 from meshwright.arrays.repeated import compiled_in_kernels
-from meshwright.arrays.static import items_of
+from meshwright.arrays.static import items_of, no_out
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL
 from meshwright.core.op import Op
@@ -186,14 +186,16 @@ def isfinite(x: ArrayLike, /) -> Value:
     return unary(elementwise.is_finite, x)
 
 
-def isposinf(x: ArrayLike, /) -> Value:
+def isposinf(x: ArrayLike, /, out: None = None) -> Value:
     """Whether ``x`` is +inf."""
+    no_out(out, "mnp.isposinf")
     x = _real_number(x, "isposinf")
     return equal(x, math.inf) if dtypes.is_float(x.type.dtype) else _all_false(x)
 
 
-def isneginf(x: ArrayLike, /) -> Value:
+def isneginf(x: ArrayLike, /, out: None = None) -> Value:
     """Whether ``x`` is -inf."""
+    no_out(out, "mnp.isneginf")
     x = _real_number(x, "isneginf")
     return equal(x, -math.inf) if dtypes.is_float(x.type.dtype) else _all_false(x)
 
@@ -214,12 +216,12 @@ def _all_false(x: Value) -> Value:
     return basic.zeros(x.type.with_(dtype=BOOL, weak=False))
 
 
-def isreal(x: ArrayLike, /) -> Value:
+def isreal(x: ArrayLike) -> Value:
     """Whether the imaginary part is zero."""
     return equal(imag(x), 0)
 
 
-def iscomplex(x: ArrayLike, /) -> Value:
+def iscomplex(x: ArrayLike) -> Value:
     """Whether the imaginary part is not zero."""
     return not_equal(imag(x), 0)
 

@@ -286,7 +286,7 @@ def ceil(x: ArrayLike, /) -> Value:
     return _rounded(elementwise.ceil, x)
 
 
-def trunc(x: ArrayLike, /) -> Value:
+def trunc(x: ArrayLike) -> Value:
     """``x`` without its fraction."""
     x = value(x)
     if not dtypes.is_inexact(x.type.dtype):
@@ -308,10 +308,10 @@ def rint(x: ArrayLike, /) -> Value:
     return round(x) if dtypes.is_inexact(x.type.dtype) else convert(x, dtypes.default_float())
 
 
-def round(x: ArrayLike, decimals: int = 0, out: None = None) -> Value:
-    """``x`` rounded to ``decimals`` places, halves to even."""
+def round(a: ArrayLike, decimals: int = 0, out: None = None) -> Value:
+    """``a`` rounded to ``decimals`` places, halves to even."""
     no_out(out, "mnp.round")
-    x = value(x)
+    x = value(a)
     decimals = static_int(decimals, "decimals of mnp.round")
     dtype = x.type.dtype
     if dtypes.is_complex(dtype):
@@ -337,8 +337,9 @@ def round(x: ArrayLike, decimals: int = 0, out: None = None) -> Value:
 around = round
 
 
-def modf(x: ArrayLike, /) -> tuple[Value, Value]:
+def modf(x: ArrayLike, /, out: None = None) -> tuple[Value, Value]:
     """The fraction and the whole part."""
+    no_out(out, "mnp.modf")
     x = inexact(x)
     whole = trunc(x)
     fraction = either(isinf(x), 0.0, subtract(x, whole))

@@ -18,7 +18,7 @@ from meshwright.arrays.operands import (
     strong,
 )
 from meshwright.arrays.repeated import compiled_in_kernels
-from meshwright.arrays.static import static_flag
+from meshwright.arrays.static import placed, static_flag
 from meshwright.core import dtypes
 from meshwright.core.dtypes import BOOL, UINT8, DType
 from meshwright.core.limits import refuse_unheld
@@ -295,14 +295,13 @@ class Methods:
 
 
 @compiled_in_kernels
-def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False) -> Value:
-    """``x`` in another dtype."""
+def astype(x: ArrayLike, dtype: DTypeLike, /, *, copy: bool = False, device: Any = None) -> Value:
+    """``x`` in another dtype, on a device or as a sharding says if one is given."""
     static_flag(copy, "copy of astype")
     x = creation.asarray(x)
     target = dtypes.default_float() if dtype is None else as_dtype(dtype)
-    if target == dtypes.BOOL:
-        return as_bool(x)
-    return strong(convert(x, target))
+    found = as_bool(x) if target == dtypes.BOOL else strong(convert(x, target))
+    return found if device is None else placed(found, device)
 
 
 def viewed(x: Value, dtype: DType) -> Value:

@@ -1,4 +1,4 @@
-"""Sorting, searching, sets and quantiles of ``meshwright.numpy``."""
+"""Sorting, searching and counting of ``meshwright.numpy``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import numpy as np
 
 from meshwright.arrays.operands import (
     ArrayLike,
+    DTypeLike,
     as_bool,
+    as_dtype,
     axis_of,
-    broadcast,
     convert,
+    inexact,
     known,
     promote_operands,
+    promoted,
     value,
 )
 from meshwright.arrays.refusals import one_number
-from meshwright.arrays.static import items_of, one_of, static_flag, static_int, static_size
+from meshwright.arrays.static import items_of, one_of, placed, static_flag, static_int, static_size
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value, to_array
@@ -33,12 +36,10 @@ from meshwright.numpy.logic import (
     logical_and,
     logical_not,
     logical_or,
-    not_equal,
 )
 from meshwright.numpy.reductions import all as all_
-from meshwright.numpy.reductions import any as any_
-from meshwright.numpy.reductions import cumsum, sum
-from meshwright.numpy.shapes import concatenate, cut, flip, ravel
+from meshwright.numpy.reductions import cumsum
+from meshwright.numpy.shapes import concatenate, flip, ravel
 from meshwright.numpy.taking import inside, take
 from meshwright.numpy.updates import At
 from meshwright.ops import basic, sorting
@@ -82,8 +83,10 @@ def argsort(
     order: None = None,
     stable: bool = True,
     descending: bool = False,
+    dtype: DTypeLike = None,
 ) -> Value:
     """The places of the elements in increasing order along ``axis``; equal ones stay in order."""
+    places_dtype = dtypes.default_int() if dtype is None else as_dtype(dtype)
     static_flag(stable, "stable of mnp.argsort")
     one_of(kind, (None,), "kind of mnp.argsort")
     descending = static_flag(descending, "descending of mnp.argsort")
@@ -94,10 +97,10 @@ def argsort(
     dim = axis_of(axis, x.ndim, "mnp.argsort")
     places = iota(dtype=dtypes.default_int(), shape=x.shape, dim=dim)
     if not descending:
-        return sorting.sort(x, places, dim=dim, num_keys=1)[1]
+        return convert(sorting.sort(x, places, dim=dim, num_keys=1)[1], places_dtype)
     # Reversed before and after, so that equal elements stay in order.
     ordered = sorting.sort(flip(x, dim), flip(places, dim), dim=dim, num_keys=1)[1]
-    return flip(ordered, dim)
+    return convert(flip(ordered, dim), places_dtype)
 
 
 def _no_order(order: Any, name: str) -> None:
@@ -194,9 +197,10 @@ def floor_half(x: Value) -> Value:
     return x >> 1
 
 
-def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Value:
+def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False, *, method: str | None = None) -> Value:
     """The number of the bin each element falls into."""
     right = static_flag(right, "right of mnp.digitize")
+    method = "scan" if method is None else one_of(method, _SEARCHES, "method of mnp.digitize")
     edges = value(bins)
     if edges.ndim != 1:
         raise ShapeError(
@@ -206,10 +210,10 @@ def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Value:
             fix="bins.ravel()",
         )
     side = "left" if right else "right"
-    rising = searchsorted(edges, x, side)
+    rising = searchsorted(edges, x, side, method=method)
     if edges.shape[0] < 2:
         return rising
-    falling = subtract(edges.shape[0], searchsorted(flip(edges), x, "right" if right else "left"))
+    falling = subtract(edges.shape[0], searchsorted(flip(edges), x, "right" if right else "left", method=method))
     return either(less(edges[-1], edges[0]), falling, rising)
 
 
@@ -307,10 +311,13 @@ def argwhere(a: ArrayLike, *, size: int | None = None, fill_value: Any = None) -
     return concatenate(columns, 1)
 
 
-# Counting and sets
+# Counting
 
 
-def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None) -> Value:
+def bincount(
+    x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None,
+    out_sharding: Any = None,
+) -> Value:  # fmt: skip
     """How often each of 0, 1, … occurs in ``x``. Of a traced array, the ``length`` of the result must be given."""
     counted = value(x)
     amounts = value(1 if weights is None else weights)
@@ -332,107 +339,12 @@ def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0,
         length = builtin_max(least, int(np.max(data)) + 1 if data.size else 0)
     dtype = dtypes.default_int() if weights is None else amounts.type.dtype
     empty = basic.zeros(value(np.zeros((), dtype)).type.with_(shape=(static_size(length, "length of mnp.bincount"),)))
-    return At(empty)[clip(counted, 0)].add(amounts)
+    return placed(At(empty)[clip(counted, 0)].add(amounts), None, out_sharding)
 
 
 def builtin_max(a: int, b: int) -> int:
     """The larger of two Python numbers."""
     return a if a > b else b
-
-
-def unique(
-    ar: ArrayLike,
-    return_index: bool = False,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    axis: int | None = None,
-    *,
-    equal_nan: bool = True,
-    size: int | None = None,
-    fill_value: Any = None,
-    sorted: bool = True,
-) -> Any:
-    """The different elements in increasing order. Of a traced array, their number ``size`` must be given.
-
-    >>> import meshwright.numpy as mnp
-    >>> mnp.unique(mnp.array([3, 1, 3]))
-    Array([1, 3], dtype=int32)
-    """
-    return_index = static_flag(return_index, "return_index of mnp.unique")
-    return_inverse = static_flag(return_inverse, "return_inverse of mnp.unique")
-    return_counts = static_flag(return_counts, "return_counts of mnp.unique")
-    equal_nan = static_flag(equal_nan, "equal_nan of mnp.unique")
-    sorted = static_flag(sorted, "sorted of mnp.unique")
-    x = value(ar)
-    if size is None:
-        fix = "give the number of results: mnp.unique(x, size=…); shorter ones are filled up"
-        data = known(x, "mnp.unique", fix)
-        unique_of: Any = np.unique
-        found = unique_of(data, return_index, return_inverse, return_counts, axis, equal_nan=equal_nan)
-        kind = dtypes.default_int()
-        if not isinstance(found, tuple):
-            return to_array(found)
-        return tuple(to_array(part if n == 0 else part.astype(kind)) for n, part in enumerate(found))
-    if axis is not None and x.ndim != 1:
-        raise ShapeError(
-            "mnp.unique with size= takes no axis=.", where=here(), why="rows have no order here", fix="leave out axis="
-        )
-    return _unique_of_size(ravel(x), size, fill_value, (return_index, return_inverse, return_counts), x.shape)
-
-
-def _unique_of_size(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bool], shape: tuple[int, ...]) -> Any:
-    kind = dtypes.default_int()
-    total = x.shape[0]
-    size = static_size(size, "size of mnp.unique")
-    if not total:
-        return _unique_of_nothing(x, size, fill, wanted, shape)
-    order = argsort(x)
-    ordered = take(x, order, mode="clip")
-    differs = not_equal(cut(ordered, 0, 1, total), cut(ordered, 0, 0, total - 1))
-    if dtypes.is_inexact(x.type.dtype):
-        later, earlier = cut(ordered, 0, 1, total), cut(ordered, 0, 0, total - 1)
-        differs = logical_and(differs, logical_not(logical_and(isnan(later), isnan(earlier))))
-    first = concatenate([basic.broadcast_in_dim(value(np.True_), shape=(1,), dims=()), differs])
-    (places,) = nonzero(first, size=size, fill_value=total)
-    count = sum(convert(first, kind))
-    real = less(iota(dtype=kind, shape=(size,), dim=0), count)
-    found = take(ordered, places, mode="clip")
-    filler = ordered[0] if fill is None else convert(value(fill), x.type.dtype)
-    out: list[Value] = [either(real, found, filler)]
-    if wanted[0]:
-        out.append(either(real, take(order, places, mode="clip"), order[0]))
-    group = subtract(cumsum(convert(first, kind)), 1)
-    if wanted[1]:
-        inverse = At(basic.zeros(group.type))[order].set(group)
-        out.append(basic.reshape(inverse, shape=shape))
-    if wanted[2]:
-        out.append(At(basic.zeros(group.type.with_(shape=(size,))))[group].add(1))
-    return out[0] if len(out) == 1 else tuple(out)
-
-
-def _unique_of_nothing(x: Value, size: int, fill: Any, wanted: tuple[bool, bool, bool], shape: tuple[int, ...]) -> Any:
-    if size and fill is None:
-        raise ShapeError(
-            f"mnp.unique cannot find {size} elements in {x.type.short()}.",
-            where=here(),
-            why="there are none, and no fill_value",
-            fix="fill_value=0",
-        )
-    filler = convert(value(0 if fill is None else fill), x.type.dtype)
-    kind = dtypes.default_int()
-    shapes = [s for s, want in zip(((size,), shape, (size,)), wanted, strict=True) if want]
-    out = [broadcast(filler, (size,)), *(basic.zeros(TensorType(s, kind)) for s in shapes)]
-    return out[0] if len(out) == 1 else tuple(out)
-
-
-def isin(element: ArrayLike, test_elements: ArrayLike, assume_unique: bool = False, invert: bool = False) -> Value:
-    """Whether each element occurs among ``test_elements``."""
-    static_flag(assume_unique, "assume_unique of mnp.isin")
-    invert = static_flag(invert, "invert of mnp.isin")
-    x, tests = (value(v) for v in promote_operands((element, test_elements)))
-    same = equal(basic.reshape(x, shape=(*x.shape, 1)), ravel(tests))
-    found = any_(same, -1)
-    return logical_not(found) if invert else found
 
 
 def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: bool = False) -> Value:
@@ -461,3 +373,17 @@ def allclose(
     """Whether all elements are close, as ``isclose`` says."""
     equal_nan = static_flag(equal_nan, "equal_nan of mnp.allclose")
     return all_(isclose(a, b, rtol, atol, equal_nan))
+
+
+def sort_complex(a: ArrayLike) -> Value:
+    """The elements in increasing order along the last axis, as complex numbers.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.sort_complex(mnp.array([2.0, 1.0]))
+    Array([1.+0.j, 2.+0.j], dtype=complex64)
+    """
+    x = inexact(value(a))
+    wide = dtypes.FLOAT64 if x.type.dtype == dtypes.FLOAT64 else dtypes.FLOAT32
+    return sort(
+        x if dtypes.is_complex(x.type.dtype) else convert(x, promoted((wide, False), (dtypes.COMPLEX64, False))[0])
+    )

@@ -6,15 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays.operands import ArrayLike, inexact, promoted_values, value
-from meshwright.arrays.static import static_size
+from meshwright.arrays.operands import ArrayLike, inexact, known, promoted_values, value
+from meshwright.arrays.refusals import refuse
+from meshwright.arrays.static import static_flag, static_size
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy import creation, shapes
-from meshwright.numpy.linalg import eigvals, lstsq, norm
+from meshwright.numpy.linalg import eigvals, inv, lstsq, norm
+from meshwright.numpy.logic import absolute, either
+from meshwright.numpy.order import argsort
+from meshwright.numpy.products import outer
+from meshwright.numpy.reductions import cumprod
 from meshwright.numpy.reductions import sum as total
 from meshwright.numpy.statistics import convolve
+from meshwright.numpy.taking import roll
 
 
 def polyadd(a1: ArrayLike, a2: ArrayLike) -> Value:
@@ -118,10 +124,6 @@ def polyfit(
     >>> [round(c, 3) for c in polyfit(mnp.arange(4.0), 2 * mnp.arange(4.0) + 1, 1).tolist()]
     [2.0, 1.0]
     """
-    if cov:
-        raise ShapeError(
-            "polyfit does not return a covariance.", where=here(), why="cov=True asks for one", fix="cov=False"
-        )
     px, py = (inexact(v) for v in promoted_values(x, y))
     degree = static_size(deg, "deg of polyfit")
     limit = px.shape[0] * float(np.finfo(px.dtype).eps) if rcond is None else rcond
@@ -133,7 +135,98 @@ def polyfit(
     scale = norm(left, axis=0)
     found, residuals, rank, s = lstsq(left / scale, right, limit)
     found = (found.T / scale).T
-    return (found, residuals, rank, s, limit) if full else found
+    if full:
+        return found, residuals, rank, s, limit
+    if not cov:
+        return found
+    spread = inv(left.T @ left / outer(scale, scale)) / outer(scale, scale)
+    freedom = px.shape[0] - degree - 1
+    if not isinstance(cov, str):
+        if freedom <= 0:
+            raise ShapeError(
+                f"polyfit has {px.shape[0]} points for {degree + 1} coefficients.", where=here(),
+                why="their covariance follows from what the points leave over", fix="cov='unscaled'",
+            )  # fmt: skip
+        spread = spread * (residuals / freedom) if py.ndim == 1 else spread[:, :, None] * (residuals / freedom)
+    elif py.ndim > 1:
+        spread = spread[:, :, None]
+    return found, spread
+
+
+def polydiv(u: ArrayLike, v: ArrayLike, *, trim_leading_zeros: bool = False) -> tuple[Value, Value]:
+    """The quotient and the remainder of two polynomials.
+
+    >>> import meshwright.numpy as mnp
+    >>> [x.tolist() for x in mnp.polydiv(mnp.array([5.0, 7.0, 9.0]), mnp.array([4.0, 1.0]))]
+    [[1.25, 1.4375], [0.0, 0.0, 7.5625]]
+    """
+    rest, divisor = (inexact(x) for x in promoted_values(u, v))
+    if rest.ndim != 1 or divisor.ndim != 1 or not divisor.shape[0]:
+        refuse("mnp.polydiv", [rest.type, divisor.type], "a polynomial is a vector of coefficients", "u.ravel()")
+    size, length = divisor.shape[0], rest.shape[0]
+    steps = max(length - size + 1, 1)
+    quotient = []
+    for n in range(length - size + 1):
+        factor = rest[n] / divisor[0]
+        quotient.append(factor)
+        rest = shapes.concatenate([rest[:n], rest[n : n + size] - factor * divisor, rest[n + size :]])
+    found = shapes.stack(quotient) if quotient else creation.zeros(steps, rest.dtype)
+    if trim_leading_zeros:
+        rest = _without_leading_zeros(rest, "mnp.polydiv")
+    return found, rest
+
+
+def _without_leading_zeros(x: Value, name: str) -> Value:
+    """Known coefficients from the first that is more than rounding on."""
+    data = np.asarray(known(x, f"{name} with trim_leading_zeros", "trim_leading_zeros=False"))
+    small = np.isclose(data, 0, rtol=0, atol=float(np.finfo(data.dtype).eps) * 10)
+    first = int(np.argmin(small)) if not small.all() else data.size - 1
+    return x[max(first, 0) :]
+
+
+def roots(p: ArrayLike, *, strip_zeros: bool = True) -> Value:
+    """The zeros of a polynomial, as complex numbers.
+
+    Leading zeros of a known polynomial are left out; with ``strip_zeros=False``, zeros that there are not are NaN.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.roots(mnp.array([1.0, -5.0])).tolist()
+    [(5+0j)]
+    """
+    x = inexact(value(p))
+    if x.ndim != 1:
+        refuse("mnp.roots", [x.type], "a polynomial is a vector of coefficients", "p.ravel()")
+    if x.shape[0] < 2:
+        return creation.zeros(0, complex)
+    if static_flag(strip_zeros, "strip_zeros of mnp.roots"):
+        filled = np.nonzero(np.asarray(known(x, "mnp.roots", "mnp.roots(p, strip_zeros=False)")))[0]
+        if not filled.size:
+            return creation.zeros(0, complex)
+        return _eigenvalues(x[int(filled[0]) : int(filled[-1]) + 1], x.shape[0] - int(filled[-1]) - 1)
+    size = x.shape[0]
+    # Leading zeros are moved behind, where they add zeros to the zeros; the last ones of those are none.
+    none = x == 0
+    leading = total(cumprod(none.astype(int)))
+    moved = roll(x, -leading)
+    first = either(leading == size, 1.0, moved[0])
+    found = _of_companion(moved / first)
+    found = found[argsort(-absolute(found))]  # those moved are exactly 0
+    kept = creation.arange(size - 1) < size - 1 - leading
+    return either(kept, found, complex("nan+nanj"))
+
+
+def _eigenvalues(x: Value, zeros: int) -> Value:
+    found = _of_companion(x / x[0])
+    return shapes.concatenate([found, creation.zeros(zeros, found.dtype)])
+
+
+def _of_companion(x: Value) -> Value:
+    """The eigenvalues of the matrix whose characteristic polynomial has these coefficients, the first of them 1."""
+    size = x.shape[0] - 1
+    if not size:
+        return creation.zeros(0, complex)
+    below = creation.eye(size - 1, size, dtype=x.dtype)
+    return eigvals(shapes.concatenate([-x[None, 1:], below]))
 
 
 def bartlett(M: int) -> Value:

@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from meshwright.api.control import while_loop
-from meshwright.api.vmap import vmap
 from meshwright.arrays.operands import (
     ArrayLike,
+    DTypeLike,
+    as_bool,
+    as_dtype,
+    axes_of,
     axis_of,
-    broadcast_shapes,
     convert,
     known,
     promoted_values,
     strong,
     value,
 )
-from meshwright.arrays.static import items_of, no_negative, one_of, static_flag, static_int, static_shape, whole_numbers
+from meshwright.arrays.refusals import one_number
+from meshwright.arrays.static import (
+    items_of,
+    no_negative,
+    no_out,
+    one_of,
+    static_flag,
+    static_shape,
+    static_size,
+    whole_numbers,
+)
 from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.core.trace import Value as ValueClass
 from meshwright.errors import ShapeError
-from meshwright.numpy.arithmetic import add, clip, floor_divide, multiply, remainder
-from meshwright.numpy.creation import arange, tril_indices, triu_indices
+from meshwright.numpy.arithmetic import add, clip, floor_divide, multiply, remainder, subtract
+from meshwright.numpy.creation import arange, diag_indices, ones, tril_indices, triu_indices
 from meshwright.numpy.indexing import range_of
 from meshwright.numpy.logic import absolute, either, equal, greater, less, not_equal
 from meshwright.numpy.order import nonzero
 from meshwright.numpy.reductions import any as any_
+from meshwright.numpy.reductions import cumsum
 from meshwright.numpy.shapes import broadcast_arrays, broadcast_to, concatenate, cut, moveaxis, ravel, resize
 from meshwright.numpy.taking import inside, no_inplace, take
 from meshwright.numpy.updates import At
@@ -93,7 +105,9 @@ def integers(x: ArrayLike, name: str) -> Value:
     return x
 
 
-def ravel_multi_index(multi_index: Sequence[ArrayLike], dims: Any, mode: str = "raise", order: str = "C") -> Value:
+def ravel_multi_index(
+    multi_index: Sequence[ArrayLike], dims: Any, mode: str = "raise", order: str = "C", *, dtype: DTypeLike = None
+) -> Value:
     """Places along each dim as places in the flattened array. Those outside are an error, or with ``mode`` "clip" moved
     in, or with "wrap" counted around."""
     sizes = static_shape(dims)
@@ -115,7 +129,8 @@ def ravel_multi_index(multi_index: Sequence[ArrayLike], dims: Any, mode: str = "
             inside(name, known(places, f"{name} with mode='raise'", "mode='clip' or mode='wrap' inside of jit"), n)
         within = remainder(places, n) if mode == "wrap" else clip(places, 0, n - 1)
         total = add(multiply(total, n), within)
-    return strong(value(total))
+    found = strong(value(total))
+    return found if dtype is None else convert(found, as_dtype(dtype))
 
 
 def _matrix(x: ArrayLike, name: str) -> tuple[int, int]:
@@ -155,55 +170,112 @@ def fill_diagonal(a: ArrayLike, val: ArrayLike, wrap: bool = False, *, inplace: 
     return At(x)[(arange(count),) * x.ndim].set(resize(fill, (count,)) if fill.ndim else fill)
 
 
-def compress(condition: ArrayLike, a: ArrayLike, axis: int | None = None) -> Value:
-    """The slices of ``a`` where a known condition holds."""
-    mask = np.asarray(known(value(condition), "mnp.compress", "mnp.where(condition, a, 0) keeps the shape"))
-    if mask.ndim != 1:
+def compress(
+    condition: ArrayLike, a: ArrayLike, axis: int | None = None, *, size: int | None = None, fill_value: ArrayLike = 0,
+    out: None = None,
+) -> Value:  # fmt: skip
+    """The slices of ``a`` where a condition holds: a known one, or ``size`` of them, filled up with ``fill_value``."""
+    no_out(out, "mnp.compress")
+    given = value(condition)
+    if given.ndim != 1:
         raise ShapeError(
-            f"mnp.compress cannot take a condition of shape {mask.shape}.",
+            f"mnp.compress cannot take a condition of shape {given.shape}.",
             where=here(),
             why="it has one dim",
             fix="condition.ravel()",
         )
-    kept = np.nonzero(mask.astype(bool))[0].astype(np.int32)
     x = value(a)
-    inside("mnp.compress", kept, x.size if axis is None else x.shape[axis_of(axis, x.ndim, "mnp.compress")])
-    return take(x, kept, axis)
+    x, dim = (ravel(x), 0) if axis is None else (x, axis_of(axis, x.ndim, "mnp.compress"))
+    if size is None:
+        fix = "give the size of the result: mnp.compress(condition, a, size=…)"
+        kept = np.nonzero(np.asarray(known(given, "mnp.compress", fix)).astype(bool))[0].astype(np.int32)
+        inside("mnp.compress", kept, x.shape[dim])
+        return take(x, kept, dim)
+    length = x.shape[dim]
+    if static_size(size, "size of mnp.compress") > length:
+        why = f"there are {length} slices to choose from"
+        raise ShapeError(f"mnp.compress cannot choose {size}.", where=here(), why=why, fix=f"size={length}")
+    if given.shape[0] > length:
+        given = cut(given, 0, 0, length)
+    (places,) = nonzero(given, size=size, fill_value=length)
+    shape = tuple(places.shape[0] if d == dim else 1 for d in range(x.ndim))
+    found = (
+        take(x, places, dim, mode="clip")
+        if length
+        else basic.zeros(x.type.with_(shape=(*x.shape[:dim], places.shape[0], *x.shape[dim + 1 :])))
+    )
+    fill = convert(one_number(fill_value, "fill_value of mnp.compress", real=False), x.type.dtype)
+    return either(basic.reshape(less(places, length), shape=shape), found, fill)
 
 
-def extract(condition: ArrayLike, arr: ArrayLike) -> Value:
-    """The elements of ``arr`` where a known condition holds."""
-    return compress(ravel(condition), ravel(arr))
+def extract(condition: ArrayLike, arr: ArrayLike, *, size: int | None = None, fill_value: ArrayLike = 0) -> Value:
+    """The elements of ``arr`` where a condition holds: a known one, or ``size`` of them, filled up."""
+    return compress(ravel(condition), ravel(arr), size=size, fill_value=fill_value)
 
 
 def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None) -> Value:
-    """``arr`` with ``values`` before a known place of a dim."""
+    """``arr`` with ``values`` before known places of a dim, all counted in ``arr`` as it is.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.insert(mnp.arange(4), [1, 3], mnp.array([7, 8]))
+    Array([0, 7, 1, 2, 8, 3], dtype=int32)
+    """
     x = value(arr)
     if axis is None:
         x, axis = ravel(x), 0
     dim = axis_of(axis, x.ndim, "mnp.insert")
-    place = static_int(obj, "the place of mnp.insert")
-    place = place + x.shape[dim] if place < 0 else place
-    inside("mnp.insert", place, x.shape[dim] + 1)
+    size = x.shape[dim]
     new = convert(value(values), x.type.dtype, x.type.weak)
-    if new.ndim < x.ndim:
-        new = broadcast_to(new, (*x.shape[:dim], *x.shape[dim + 1 :]))
-        new = basic.reshape(new, shape=(*x.shape[:dim], 1, *x.shape[dim + 1 :]))
-    return concatenate([cut(x, dim, 0, place), new, cut(x, dim, place, x.shape[dim])], dim)
+    if isinstance(obj, slice):
+        taken = range_of(obj, dim, size)
+        places = taken.start + taken.step * np.arange(taken.length)
+    else:
+        places = np.asarray(known(value(obj), "mnp.insert", "give the places as Python integers"))
+        if places.dtype == np.bool_:
+            places = np.nonzero(places)[0]
+        places = whole_numbers(places, "a place of mnp.insert")
+    if places.ndim == 0 or places.size == 1:
+        place = int(places.reshape(-1)[0])
+        place = place + size if place < 0 else place
+        inside("mnp.insert", place, size + 1)
+        if new.ndim < x.ndim or not places.ndim:
+            # One place takes as many rows as there are values, which stand along the dim they are put into.
+            new = basic.reshape(new, shape=(1,) * (x.ndim - new.ndim) + new.shape)
+            if not places.ndim:
+                new = moveaxis(new, 0, dim)
+        new = broadcast_to(new, (*x.shape[:dim], new.shape[dim], *x.shape[dim + 1 :]))
+        return concatenate([cut(x, dim, 0, place), new, cut(x, dim, place, size)], dim)
+    places = np.where(places < 0, places + size, places)
+    inside("mnp.insert", places, size + 1)
+    order = np.argsort(places, kind="stable")
+    targets = places.copy()
+    targets[order] += np.arange(places.size)
+    kept = np.ones(size + places.size, bool)
+    kept[targets] = False
+    row = tuple(places.size if d == dim else n for d, n in enumerate(x.shape))
+    new = broadcast_to(new, row)
+    source = np.empty(kept.size, np.int32)
+    source[kept], source[targets] = np.arange(size), size + np.arange(places.size)
+    return take(concatenate([x, new], dim), source, dim)
 
 
-def delete(arr: ArrayLike, obj: Any, axis: int | None = None) -> Value:
-    """``arr`` without the slices at known places of a dim."""
+def delete(arr: ArrayLike, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False) -> Value:
+    """``arr`` without the slices at known places of a dim, or at traced ones of which no two are the same."""
     x = value(arr)
     if axis is None:
         x, axis = ravel(x), 0
     dim = axis_of(axis, x.ndim, "mnp.delete")
     size = x.shape[dim]
+    unique = static_flag(assume_unique_indices, "assume_unique_indices of mnp.delete")
     if isinstance(obj, slice):
         taken = range_of(obj, dim, size)
         gone = taken.start + taken.step * np.arange(taken.length)
+    elif unique and (places := ravel(integers(obj, "mnp.delete"))).size <= size:
+        mask = At(basic.broadcast_scalar(value(np.True_), (size,)))[places].set(False)
+        return compress(mask, x, dim, size=size - places.size)
     else:
-        gone = np.asarray(known(value(obj), "mnp.delete", "give the places as Python integers"))
+        fix = "give the places as Python integers, or assume_unique_indices=True"
+        gone = np.asarray(known(value(obj), "mnp.delete", fix))
         if gone.size and gone.dtype != np.bool_:
             gone = whole_numbers(gone, "a place of mnp.delete")
             inside("mnp.delete", np.where(gone < 0, gone + size, gone), size)
@@ -211,6 +283,72 @@ def delete(arr: ArrayLike, obj: Any, axis: int | None = None) -> Value:
             inside("mnp.delete", gone.size, 1)
     kept = np.delete(np.arange(size, dtype=np.int32), gone if gone.size else [])
     return take(x, kept, dim)
+
+
+def put(a: ArrayLike, ind: ArrayLike, v: ArrayLike, mode: str | None = None, *, inplace: bool = True) -> Value:
+    """``a`` with the values ``v``, repeated as needed, at places of the flattened array. A new array.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.put(mnp.zeros(3), mnp.array([0, 2]), mnp.array([5.0, 6.0]), inplace=False)
+    Array([5., 0., 6.], dtype=float32)
+    """
+    no_inplace(inplace, "mnp.put")
+    one_of(mode, (None, "clip", "wrap"), "mode of mnp.put")
+    x, places, new = value(a), ravel(integers(ind, "mnp.put")), ravel(v)
+    if not places.size or not new.size:
+        return x
+    places = remainder(places, x.size) if mode == "wrap" else clip(places, 0 if mode == "clip" else -x.size, x.size - 1)
+    return basic.reshape(At(ravel(x))[places].set(resize(new, (places.size,))), shape=x.shape)
+
+
+def place(arr: ArrayLike, mask: ArrayLike, vals: ArrayLike, *, inplace: bool = True) -> Value:
+    """``arr`` with ``vals``, one after the other and repeated as needed, where ``mask`` holds. A new array."""
+    no_inplace(inplace, "mnp.place")
+    x, chosen, new = value(arr), ravel(as_bool(mask)), ravel(vals)
+    if chosen.size != x.size or not new.size:
+        raise ShapeError(
+            f"mnp.place cannot take {x.type.short()} with a mask of {chosen.size} and {new.size} values.",
+            where=here(), why="the mask says of each element whether it is replaced, and there is one value or more",
+            fix="mnp.place(x, x > 0, mnp.array([1.0]), inplace=False)",
+        )  # fmt: skip
+    nth = subtract(cumsum(convert(chosen, dtypes.default_int())), 1)
+    found = take(convert(new, x.type.dtype), remainder(nth, new.size), mode="clip")
+    return basic.reshape(either(chosen, found, ravel(x)), shape=x.shape)
+
+
+def diag_indices_from(arr: ArrayLike) -> tuple[Value, ...]:
+    """The places of the main diagonal of an array whose dims are all equal."""
+    x = value(arr)
+    if x.ndim < 2 or len(set(x.shape)) > 1:
+        raise ShapeError(
+            f"mnp.diag_indices_from cannot take {x.type.short()}.", where=here(),
+            why="it has two dims or more, all of one size", fix="mnp.diag_indices(min(x.shape), x.ndim)",
+        )  # fmt: skip
+    return diag_indices(x.shape[0], x.ndim)
+
+
+def mask_indices(n: int, mask_func: Callable[..., Any], k: Any = 0, *, size: int | None = None) -> tuple[Value, ...]:
+    """The places of an n x n array that a function of it, such as ``triu``, leaves nonzero."""
+    check_function(mask_func, "mask_indices", "mnp.mask_indices(3, mnp.triu)")
+    return nonzero(mask_func(ones((n, n), bool), k), size=size)
+
+
+def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: Any = None) -> Value:
+    """A known array without the zeros before ("f") its first and after ("b") its last other element, in every dim.
+
+    >>> import meshwright.numpy as mnp
+    >>> mnp.trim_zeros(mnp.array([0, 1, 0, 2, 0]))
+    Array([1, 0, 2], dtype=int32)
+    """
+    ends = one_of(trim.lower() if isinstance(trim, str) else trim, ("fb", "f", "b", "bf"), "trim of mnp.trim_zeros")
+    x = value(filt)
+    filled = np.nonzero(np.asarray(known(x, "mnp.trim_zeros", "x[start:stop] with bounds that are Python integers")))
+    for dim in axes_of(axis, x.ndim, "mnp.trim_zeros"):
+        places, size = filled[dim], x.shape[dim]
+        first, last = (int(places.min()), int(places.max()) + 1) if places.size else (size, 0)
+        start, stop = first if "f" in ends else 0, last if "b" in ends else size
+        x = cut(x, dim, start, max(start, stop))
+    return x
 
 
 def block(arrays: Any) -> Value:
@@ -245,103 +383,6 @@ def _depth(x: Any) -> int | None:
 
 def _flat(x: Any) -> list[Any]:
     return [leaf for item in x for leaf in _flat(item)] if isinstance(x, list) else [x]
-
-
-def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: ArrayLike, *args: Any, **kwargs: Any) -> Value:
-    """A function of vectors applied to every one along a dim."""
-    check_function(func1d, "apply_along_axis", "mnp.apply_along_axis(f, 0, x)")
-    x = value(arr)
-    dim = axis_of(axis, x.ndim, "mnp.apply_along_axis")
-    rows = moveaxis(x, dim, -1)
-    function: Callable[[Value], Any] = lambda row: func1d(row, *args, **kwargs)
-    for _ in range(x.ndim - 1):
-        function = vmap(function)
-    out = value(function(rows))
-    new = out.ndim - (x.ndim - 1)
-    first = x.ndim - 1
-    return moveaxis(out, tuple(range(first, first + new)), tuple(range(dim, dim + new)))
-
-
-_DIMS = r"\((\w+(,\w+)*)?\)"
-_SIGNATURE = rf"{_DIMS}(,{_DIMS})*->{_DIMS}(,{_DIMS})*"
-
-
-def vectorize(pyfunc: Callable[..., Any], *, excluded: Any = frozenset(), signature: str | None = None) -> Any:
-    """A function of scalars (or, by ``signature``, of arrays of fewer dims) that broadcasts over the other dims.
-
-    >>> import meshwright.numpy as mnp
-    >>> dot = mnp.vectorize(mnp.dot, signature="(n),(n)->()")
-    >>> dot(mnp.ones((4, 1, 3)), mnp.ones((5, 3))).shape
-    (4, 5)
-    """
-    check_function(pyfunc, "vectorize", "mnp.vectorize(f)(x)")
-    if signature is not None and not re.fullmatch(_SIGNATURE, str(signature).replace(" ", "")):
-        raise ShapeError(
-            f"mnp.vectorize cannot read the signature {signature!r}.",
-            where=here(),
-            why="it names the dims of arguments and results: '(m,n),(n)->(m)'",
-            fix="signature='(n),(n)->()'",
-        )
-    cores = None if signature is None else [_core_rank(part) for part in _arguments(signature)]
-
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        chosen = [n for n in range(len(args)) if n not in excluded]
-        values = [value(args[n]) for n in chosen]
-        ranks = cores or [0] * len(values)
-        if len(ranks) != len(values):
-            raise ShapeError(
-                f"A vectorized function got {len(values)} arguments.",
-                where=here(),
-                why=f"its signature {signature!r} has {len(ranks)}",
-                fix="excluded={…} names those that are passed on as they are",
-            )
-        loops = [x.shape[: x.ndim - r] for x, r in zip(values, ranks, strict=True)]
-        common = broadcast_shapes(*loops) if loops else ()
-        if common is None:
-            raise ShapeError(
-                f"A vectorized function cannot broadcast {', '.join(map(str, loops))}.",
-                where=here(),
-                why="the dims it loops over must be equal or 1",
-                fix="x[:, None] adds a dim of size 1",
-            )
-
-        def function(*parts: Any) -> Any:
-            given = list(args)
-            for n, part in zip(chosen, parts, strict=True):
-                given[n] = part
-            return pyfunc(*given, **kwargs)
-
-        # From the innermost loop outwards: an argument without the dim, or with size 1, is the same for all.
-        for d in range(len(common)):
-            place = -1 - d
-            axes = [0 if -place <= len(s) and s[place] != 1 else None for s in loops]
-            if any(a == 0 for a in axes):
-                function = vmap(function, in_axes=tuple(axes))
-        squeezed = [
-            basic.reshape(x, shape=tuple(n for n in s if n != 1) + x.shape[len(s) :])
-            for x, s in zip(values, loops, strict=True)
-        ]
-        out = function(*squeezed)
-        return _with_loops(out, common)
-
-    return wrapped
-
-
-def _with_loops(out: Any, common: tuple[int, ...]) -> Any:
-    """Results with the loop dims of size 1 that no vmap made."""
-    if isinstance(out, tuple):
-        return tuple(_with_loops(x, common) for x in out)
-    out = value(out)
-    kept = sum(n != 1 for n in common)
-    return basic.reshape(out, shape=common + out.shape[kept:])
-
-
-def _arguments(signature: str) -> list[str]:
-    return signature.replace(" ", "").split("->")[0].strip("()").split("),(")
-
-
-def _core_rank(part: str) -> int:
-    return len([name for name in part.split(",") if name])
 
 
 def _whole_numbers(x: ArrayLike, y: ArrayLike, name: str) -> list[Value]:

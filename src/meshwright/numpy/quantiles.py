@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from meshwright.arrays.operands import (
@@ -15,28 +16,30 @@ from meshwright.arrays.operands import (
     to_inexact,
     value,
 )
-from meshwright.arrays.refusals import ordered
-from meshwright.arrays.static import no_out, one_of, static_flag
+from meshwright.arrays.refusals import one_number, ordered, refuse
+from meshwright.arrays.static import no_out, one_of, placed, static_flag
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
-from meshwright.numpy.arithmetic import add, clip, divide, multiply, subtract
+from meshwright.numpy.arithmetic import add, clip, divide, multiply, remainder, subtract
 from meshwright.numpy.logic import (
+    absolute,
     either,
     equal,
     isnan,
     less,
     less_equal,
     logical_not,
+    logical_or,
 )
 from meshwright.numpy.mathematics import ceil, floor
-from meshwright.numpy.order import searchsorted, sort
+from meshwright.numpy.order import argsort, searchsorted, sort
 from meshwright.numpy.reductions import any as any_
-from meshwright.numpy.reductions import sum
-from meshwright.numpy.shapes import moveaxis, ravel
+from meshwright.numpy.reductions import cumsum, sum
+from meshwright.numpy.shapes import concatenate, moveaxis, ravel
 from meshwright.numpy.taking import take, take_along_axis
-from meshwright.ops import basic
+from meshwright.ops import basic, sorting
 
 # Quantiles
 
@@ -49,6 +52,8 @@ def quantile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: ArrayLike | None = None,
 ) -> Value:
     """The value below which a share ``q`` of the elements lies.
 
@@ -59,7 +64,7 @@ def quantile(
     keepdims = static_flag(keepdims, "keepdims of mnp.quantile")
     no_out(out, "mnp.quantile")
     no_overwriting(overwrite_input, "mnp.quantile")
-    return _quantile(a, q, axis, method, keepdims, ignore_nan=False)
+    return _quantile(a, q, axis, method, keepdims, weights, ignore_nan=False)
 
 
 def nanquantile(
@@ -70,12 +75,14 @@ def nanquantile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: ArrayLike | None = None,
 ) -> Value:
     """The quantile of the elements that are not NaN."""
     keepdims = static_flag(keepdims, "keepdims of mnp.nanquantile")
     no_out(out, "mnp.nanquantile")
     no_overwriting(overwrite_input, "mnp.nanquantile")
-    return _quantile(a, q, axis, method, keepdims, ignore_nan=True)
+    return _quantile(a, q, axis, method, keepdims, weights, ignore_nan=True)
 
 
 def no_overwriting(overwrite_input: Any, name: str) -> None:
@@ -89,11 +96,15 @@ def no_overwriting(overwrite_input: Any, name: str) -> None:
         )
 
 
-_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
 
 
-def _quantile(a: ArrayLike, q: ArrayLike, axis: Axis, method: str, keepdims: bool, ignore_nan: bool) -> Value:
+def _quantile(
+    a: ArrayLike, q: ArrayLike, axis: Axis, method: str, keepdims: bool, weights: ArrayLike | None, ignore_nan: bool
+) -> Value:
     one_of(method, _METHODS, "method of mnp.quantile")
+    if weights is not None:
+        one_of(method, ("inverted_cdf",), "method of mnp.quantile with weights")
     x, share = value(a), value(q)
     if dtypes.is_complex(x.type.dtype) or dtypes.is_complex(share.type.dtype):
         raise ShapeError(
@@ -124,21 +135,14 @@ def _quantile(a: ArrayLike, q: ArrayLike, axis: Axis, method: str, keepdims: boo
             why="it is a number or has one dim",
             fix="q.ravel()",
         )
-    rows = basic.transpose(x, permutation=(*kept, *axes)) if axes else x
-    rows = sort(basic.reshape(rows, shape=(*lead, math.prod(x.shape[d] for d in axes))))
-    count = rows.shape[-1]
-    missing = isnan(rows)
-    valid = sum(logical_not(missing), -1, keepdims=True)
-    # One row of positions per place of the other dims, one column per share.
-    last = subtract(convert(valid, dtype), 1.0) if ignore_nan else basic.scalar_like(rows, count - 1)
-    place = multiply(ravel(share), last)
-    place = broadcast(place, (*lead, share.size))
-    below, above = floor(place), ceil(place)
-    kind = dtypes.default_int()
-    low, high = (take_along_axis(rows, clip(convert(p, kind), 0, count - 1), -1, mode="clip") for p in (below, above))
-    found = _between(low, high, subtract(place, below), method)
-    bad = equal(valid, 0) if ignore_nan else any_(missing, -1, keepdims=True)
-    found = either(bad, math.nan, found)
+    flat: Callable[[Value], Value] = lambda v: basic.reshape(
+        basic.transpose(v, permutation=(*kept, *axes)) if axes else v,
+        shape=(*lead, math.prod(v.shape[d] for d in axes)),
+    )
+    if weights is not None:
+        found = _of_weighted(flat(x), flat(_weights(weights, x, axes)), ravel(share), ignore_nan)
+    else:
+        found = _of_rows(sort(flat(x)), ravel(share), method, ignore_nan)
     found = basic.reshape(moveaxis(found, -1, 0), shape=(*share.shape, *lead))
     if keepdims:
         shape = tuple(1 if d in axes else n for d, n in enumerate(x.shape))
@@ -146,9 +150,56 @@ def _quantile(a: ArrayLike, q: ArrayLike, axis: Axis, method: str, keepdims: boo
     return found
 
 
+def _of_rows(rows: Value, share: Value, method: str, ignore_nan: bool) -> Value:
+    """Quantiles of sorted rows, one column per share."""
+    dtype, count = rows.type.dtype, rows.shape[-1]
+    missing = isnan(rows)
+    valid = sum(logical_not(missing), -1, keepdims=True)
+    total = convert(valid, dtype) if ignore_nan else basic.scalar_like(rows, count)
+    if method == "inverted_cdf":
+        place = subtract(ceil(multiply(share, total)), 1.0)
+    else:
+        place = multiply(share, subtract(total, 1.0))
+    place = broadcast(place, (*rows.shape[:-1], share.size))
+    below, above = floor(place), ceil(place)
+    kind = dtypes.default_int()
+    low, high = (take_along_axis(rows, clip(convert(p, kind), 0, count - 1), -1, mode="clip") for p in (below, above))
+    found = _between(low, high, subtract(place, below), method)
+    bad = equal(valid, 0) if ignore_nan else any_(missing, -1, keepdims=True)
+    return either(bad, math.nan, found)
+
+
+def _of_weighted(rows: Value, weights: Value, share: Value, ignore_nan: bool) -> Value:
+    """The first element up to which a share of the weight lies, one column per share."""
+    missing = isnan(rows)
+    if ignore_nan:
+        weights = either(missing, 0.0, weights)
+    rows, weights = sorting.sort(rows, weights, dim=rows.ndim - 1, num_keys=1)
+    reached = cumsum(weights, -1)
+    total = sum(weights, -1, keepdims=True)
+    wanted = multiply(share, total)
+    # An element without weight is none of those that are weighed.
+    short = logical_or(less(reached[..., None, :], wanted[..., None]), equal(reached, 0)[..., None, :])
+    place = clip(sum(short, -1), 0, rows.shape[-1] - 1)
+    found = take_along_axis(rows, place, -1, mode="clip")
+    bad = equal(total, 0) if ignore_nan else any_(missing, -1, keepdims=True)
+    return either(bad, math.nan, found)
+
+
+def _weights(weights: ArrayLike, x: Value, axes: tuple[int, ...]) -> Value:
+    """The weight of every element, given for each or along the one dim that quantiles are taken over."""
+    found = strong(convert(value(weights), x.type.dtype))
+    if found.shape == x.shape:
+        return found
+    if len(axes) == 1 and found.shape == (x.shape[axes[0]],):
+        return basic.broadcast_in_dim(found, shape=x.shape, dims=axes)
+    why = "each element has one weight, or each place of the one dim that quantiles are over"
+    refuse("mnp.quantile", [x.type, found.type], why, "weights of the shape of x")
+
+
 def _between(low: Value, high: Value, fraction: Value, method: str) -> Value:
     match method:
-        case "lower":
+        case "lower" | "inverted_cdf":
             return low
         case "higher":
             return high
@@ -167,12 +218,16 @@ def percentile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: ArrayLike | None = None,
+    out_sharding: Any = None,
 ) -> Value:
     """The value below which ``q`` percent of the elements lie."""
     keepdims = static_flag(keepdims, "keepdims of mnp.percentile")
     no_out(out, "mnp.percentile")
     no_overwriting(overwrite_input, "mnp.percentile")
-    return quantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
+    found = quantile(a, divide(q, 100), axis, method=method, keepdims=keepdims, weights=weights)
+    return placed(found, None, out_sharding)
 
 
 def nanpercentile(
@@ -183,12 +238,14 @@ def nanpercentile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: ArrayLike | None = None,
 ) -> Value:
     """The percentile of the elements that are not NaN."""
     keepdims = static_flag(keepdims, "keepdims of mnp.nanpercentile")
     no_out(out, "mnp.nanpercentile")
     no_overwriting(overwrite_input, "mnp.nanpercentile")
-    return nanquantile(a, divide(q, 100), axis, method=method, keepdims=keepdims)
+    return nanquantile(a, divide(q, 100), axis, method=method, keepdims=keepdims, weights=weights)
 
 
 def median(
@@ -211,8 +268,14 @@ def nanmedian(
     return nanquantile(a, 0.5, axis, method="midpoint", keepdims=keepdims)
 
 
-def interp(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: Any = None) -> Value:
-    """The piecewise linear function through the points (``xp``, ``fp``), at ``x``."""
+def interp(
+    x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: Any = None, period: ArrayLike | None = None
+) -> Value:
+    """The piecewise linear function through the points (``xp``, ``fp``), at ``x``.
+
+    Outside of the points it is ``left`` and ``right``, or goes on in a straight line where these are "extrapolate";
+    with a ``period``, it repeats.
+    """
     x, places, heights = value(x), value(xp), value(fp)
     if places.ndim != 1 or places.shape != heights.shape or not places.size:
         raise ShapeError(
@@ -222,6 +285,17 @@ def interp(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: 
             fix="mnp.interp(x, xp, fp) with xp.shape == fp.shape == (n,)",
         )
     ordered("mnp.interp", x, places)
+    for end in (left, right):
+        if isinstance(end, str):
+            one_of(end, ("extrapolate",), "left or right of mnp.interp")
+    if period is not None:
+        turn = absolute(one_number(period, "period of mnp.interp"))
+        x, places = remainder(x, turn), remainder(places, turn)
+        order = argsort(places)
+        places, heights = (take(v, order, mode="clip") for v in (places, heights))
+        places = concatenate([subtract(places[-1:], turn), places, add(places[:1], turn)])
+        heights = concatenate([heights[-1:], heights, heights[:1]])
+        left = right = None
     last = places.shape[0] - 1
     above = clip(searchsorted(places, x, "right"), 1, last)
     below = subtract(above, 1)
@@ -230,5 +304,8 @@ def interp(x: ArrayLike, xp: ArrayLike, fp: ArrayLike, left: Any = None, right: 
     flat = width == 0
     slope = divide(subtract(x, x0), either(flat, 1.0, width))
     found = add(y0, either(flat, 0.0, multiply(slope, subtract(y1, y0))))
-    found = either(less(x, places[0]), heights[0] if left is None else left, found)
-    return either(less(places[-1], x), heights[-1] if right is None else right, found)
+    if not isinstance(left, str):
+        found = either(less(x, places[0]), heights[0] if left is None else left, found)
+    if not isinstance(right, str):
+        found = either(less(places[-1], x), heights[-1] if right is None else right, found)
+    return found

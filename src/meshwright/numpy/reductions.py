@@ -20,6 +20,7 @@ from meshwright.arrays.operands import (
     convert,
     is_number,
     promote_operands,
+    promoted_values,
     strong,
     to_inexact,
     value,
@@ -34,9 +35,10 @@ from meshwright.core.source import here
 from meshwright.core.trace import Value, apply
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, divide, maximum, minimum, multiply, square, subtract
-from meshwright.numpy.logic import conjugate, either, greater, isnan, logical_not, not_equal
+from meshwright.numpy.logic import conjugate, either, greater, not_equal
 from meshwright.numpy.mathematics import sqrt
 from meshwright.ops import basic, cumulative, elementwise, reduction
+from meshwright.ops import shape as shape_ops
 from meshwright.ops.shape import slice_
 
 _SMALL_FLOATS = frozenset(d for d in dtypes.FLOATS if d.itemsize < 4)
@@ -83,11 +85,14 @@ def sum_dtype(dtype: DType) -> DType:
 
 
 def _sum_or_product(
-    op: Op, name: str, a: ArrayLike, axis: Axis, dtype: DTypeLike, keepdims: bool, initial: Any, where: Any
+    op: Op, a: ArrayLike, axis: Axis, dtype: DTypeLike, keepdims: Any, initial: Any, where: Any, promote: Any
 ) -> Value:
+    name = "mnp.sum" if op is basic.reduce_sum else "mnp.prod"
+    keepdims = static_flag(keepdims, f"keepdims of {name}")
+    promote = static_flag(promote, f"promote_integers of {name}")
     x = strong(a if a.__class__ in VALUES else value(a))
     have = x.type.dtype
-    target = sum_dtype(have) if dtype is None else as_dtype(dtype)
+    target = as_dtype(dtype) if dtype is not None else sum_dtype(have) if promote else have
     # Halves are summed in float32: their own sums lose digits.
     computed = dtypes.FLOAT32 if target in _SMALL_FLOATS else target
     if have != computed:
@@ -110,6 +115,7 @@ def sum(
     keepdims: bool = False,
     initial: ArrayLike | None = None,
     where: ArrayLike | None = None,
+    promote_integers: bool = True,
 ) -> Value:
     """The sum over some dims, or all.
 
@@ -117,9 +123,8 @@ def sum(
     >>> mnp.sum(mnp.array([[1.0, 2.0], [3.0, 4.0]]), axis=0)
     Array([4., 6.], dtype=float32)
     """
-    keepdims = static_flag(keepdims, "keepdims of mnp.sum")
     no_out(out, "mnp.sum")
-    return _sum_or_product(basic.reduce_sum, "mnp.sum", a, axis, dtype, keepdims, initial, where)
+    return _sum_or_product(basic.reduce_sum, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
 @compiled_in_kernels
@@ -131,11 +136,11 @@ def prod(
     keepdims: bool = False,
     initial: ArrayLike | None = None,
     where: ArrayLike | None = None,
+    promote_integers: bool = True,
 ) -> Value:
     """The product over some dims, or all."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.prod")
     no_out(out, "mnp.prod")
-    return _sum_or_product(reduction.reduce_prod, "mnp.prod", a, axis, dtype, keepdims, initial, where)
+    return _sum_or_product(reduction.reduce_prod, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
 def _start(initial: ArrayLike, name: str) -> Value:
@@ -277,6 +282,9 @@ def mean(
     return convert(divide(total, _count(x, axes, where, keepdims)), target)
 
 
+_mean = mean  # where a parameter has its name
+
+
 def average(
     a: ArrayLike, axis: Axis = None, weights: ArrayLike | None = None, returned: bool = False, keepdims: bool = False
 ) -> Any:
@@ -314,6 +322,7 @@ def var(
     keepdims: bool = False,
     *,
     where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
     correction: float | None = None,
 ) -> Value:
     """The variance: the mean square distance from the mean, over ``n - ddof``."""
@@ -325,7 +334,8 @@ def var(
     computed = dtypes.FLOAT32 if have in _SMALL_FLOATS else have
     axes = axes_of(axis, x.type.ndim, "mnp.var")
     x = strong(convert(x, computed))
-    centered = subtract(x, mean(x, axes, keepdims=True, where=where))
+    middle = _mean(x, axes, keepdims=True, where=where) if mean is None else convert(value(mean), computed)
+    centered = subtract(x, middle)
     if dtypes.is_complex(computed):
         squares = elementwise.real(multiply(centered, conjugate(centered)))
     else:
@@ -354,12 +364,13 @@ def std(
     keepdims: bool = False,
     *,
     where: ArrayLike | None = None,
+    mean: ArrayLike | None = None,
     correction: float | None = None,
 ) -> Value:
     """The standard deviation: the square root of the variance."""
     keepdims = static_flag(keepdims, "keepdims of mnp.std")
     no_out(out, "mnp.std")
-    return sqrt(var(a, axis, dtype, None, ddof, keepdims, where=where, correction=correction))
+    return sqrt(var(a, axis, dtype, None, ddof, keepdims, where=where, mean=mean, correction=correction))
 
 
 # Positions
@@ -436,10 +447,17 @@ def cumprod(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out:
     return _scan(cumulative.cumprod, a, axis, dtype)
 
 
-def diff(a: ArrayLike, n: int = 1, axis: int = -1) -> Value:
-    """The differences of neighbours, taken ``n`` times."""
+def diff(
+    a: ArrayLike, n: int = 1, axis: int = -1, prepend: ArrayLike | None = None, append: ArrayLike | None = None
+) -> Value:
+    """The differences of neighbours, taken ``n`` times, of ``prepend``, ``a`` and ``append`` one after the other."""
     x = value(a)
     d = axis_of(axis, x.ndim, "mnp.diff")
+    if prepend is not None or append is not None:
+        parts = promoted_values(*(v for v in (prepend, a, append) if v is not None))
+        x = parts[0 if prepend is None else 1]
+        one = (*x.shape[:d], 1, *x.shape[d + 1 :])
+        x = shape_ops.concatenate(*(v if v.ndim else broadcast(v, one) for v in parts), dim=d)
     for _ in range(static_size(n, "n of mnp.diff")):
         zero, size = (0,) * x.ndim, x.shape[d]
         if size == 0:
@@ -449,95 +467,3 @@ def diff(a: ArrayLike, n: int = 1, axis: int = -1) -> Value:
         earlier = slice_(x, starts=zero, limits=limits, strides=(1,) * x.ndim)
         x = not_equal(later, earlier) if x.type.dtype == BOOL else subtract(later, earlier)
     return x
-
-
-# Ignoring NaN
-
-
-def nansum(a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False) -> Value:
-    """The sum of the elements that are not NaN."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nansum")
-    no_out(out, "mnp.nansum")
-    x = value(a)
-    return sum(_without_nan(x, 0), axis, dtype, keepdims=keepdims)
-
-
-def nanprod(
-    a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False
-) -> Value:
-    """The product of the elements that are not NaN."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nanprod")
-    no_out(out, "mnp.nanprod")
-    x = value(a)
-    return prod(_without_nan(x, 1), axis, dtype, keepdims=keepdims)
-
-
-def _without_nan(x: Value, replacement: Any) -> Value:
-    if not dtypes.is_inexact(x.type.dtype):
-        return x
-    return either(isnan(x), basic.scalar_like(x, replacement), x)
-
-
-def nanmean(
-    a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, keepdims: bool = False
-) -> Value:
-    """The mean of the elements that are not NaN."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nanmean")
-    no_out(out, "mnp.nanmean")
-    x = value(a)
-    return mean(_without_nan(x, 0), axis, dtype, keepdims=keepdims, where=logical_not(isnan(x)))
-
-
-def nanvar(
-    a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, ddof: float = 0, keepdims: bool = False
-) -> Value:
-    """The variance of the elements that are not NaN."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nanvar")
-    no_out(out, "mnp.nanvar")
-    x = value(a)
-    return var(_without_nan(x, 0), axis, dtype, None, ddof, keepdims, where=logical_not(isnan(x)))
-
-
-def nanstd(
-    a: ArrayLike, axis: Axis = None, dtype: DTypeLike = None, out: None = None, ddof: float = 0, keepdims: bool = False
-) -> Value:
-    """The standard deviation of the elements that are not NaN."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nanstd")
-    no_out(out, "mnp.nanstd")
-    return sqrt(nanvar(a, axis, dtype, None, ddof, keepdims))
-
-
-def nanmax(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False) -> Value:
-    """The largest element that is not NaN."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nanmax")
-    no_out(out, "mnp.nanmax")
-    x = value(a)
-    found = max(_without_nan(x, -math.inf), axis, keepdims=keepdims)
-    return either(all(isnan(x), axis, keepdims=keepdims), math.nan, found) if dtypes.is_inexact(x.dtype) else found
-
-
-def nanmin(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False) -> Value:
-    """The smallest element that is not NaN."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nanmin")
-    no_out(out, "mnp.nanmin")
-    x = value(a)
-    found = min(_without_nan(x, math.inf), axis, keepdims=keepdims)
-    return either(all(isnan(x), axis, keepdims=keepdims), math.nan, found) if dtypes.is_inexact(x.dtype) else found
-
-
-def nanargmax(a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool = False) -> Value:
-    """The place of the largest element that is not NaN; -1 where all are."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nanargmax")
-    no_out(out, "mnp.nanargmax")
-    x = value(a)
-    found = argmax(_without_nan(x, -math.inf), axis, keepdims=keepdims)
-    return either(all(isnan(x), axis, keepdims=keepdims), -1, found)
-
-
-def nanargmin(a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool = False) -> Value:
-    """The place of the smallest element that is not NaN; -1 where all are."""
-    keepdims = static_flag(keepdims, "keepdims of mnp.nanargmin")
-    no_out(out, "mnp.nanargmin")
-    x = value(a)
-    found = argmin(_without_nan(x, math.inf), axis, keepdims=keepdims)
-    return either(all(isnan(x), axis, keepdims=keepdims), -1, found)

@@ -18,7 +18,6 @@ from meshwright.arrays.operands import (
     axes_of,
     axis_of,
     broadcast,
-    broadcast_shapes,
     common_shape,
     convert,
     known,
@@ -26,6 +25,7 @@ from meshwright.arrays.operands import (
     stack_values,
     value,
 )
+from meshwright.arrays.operands import broadcast_shapes as joint_shape
 from meshwright.arrays.repeated import compiled_in_kernels
 from meshwright.arrays.static import (
     items_of,
@@ -119,9 +119,9 @@ def _a_shape(size: int, wanted: Shape) -> str:
     return "-1"
 
 
-def ravel(a: ArrayLike, order: str = "C") -> Value:
+def ravel(a: ArrayLike, order: str = "C", *, out_sharding: Any = None) -> Value:
     """The elements of ``a`` in one dim."""
-    return reshape(a, (-1,) if value(a).size else (0,), order)
+    return reshape(a, (-1,) if value(a).size else (0,), order, out_sharding=out_sharding)
 
 
 @lru_cache(maxsize=1024)
@@ -277,12 +277,28 @@ def _each(found: list[Value]) -> Any:
     return found[0] if len(found) == 1 else found
 
 
+def broadcast_shapes(*shapes: Sequence[int]) -> Shape:
+    """The shape that ``shapes`` broadcast to."""
+    sizes = [static_shape(s) for s in shapes]
+    for s in sizes:
+        no_negative(s, "a size of broadcast_shapes")
+    found = joint_shape(*sizes) if shapes else ()
+    if found is None:
+        raise ShapeError(
+            f"Shapes {', '.join(map(str, sizes))} do not broadcast.",
+            where=here(),
+            why="counted from the right, sizes are equal or 1",
+            fix="x[:, None] adds a dim of size 1",
+        )
+    return found
+
+
 @compiled_in_kernels
 def broadcast_to(array: ArrayLike, shape: Any, *, out_sharding: Any = None) -> Value:
     """``array`` repeated along new dims and dims of size 1 to fill ``shape``."""
     x, wanted = value(array), static_shape(shape)
     no_negative(wanted, "a size of mnp.broadcast_to")
-    if len(wanted) < x.ndim or broadcast_shapes(x.shape, wanted) != wanted:
+    if len(wanted) < x.ndim or joint_shape(x.shape, wanted) != wanted:
         raise ShapeError(
             f"{x.type.short()} cannot be broadcast to {wanted}.",
             where=here(),

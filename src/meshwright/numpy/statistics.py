@@ -1,4 +1,4 @@
-"""Statistics and sequences of ``meshwright.numpy``: covariance, histograms, convolution, polynomials, differences."""
+"""Statistics and sequences of ``meshwright.numpy``: covariance, convolution, differences."""
 
 from __future__ import annotations
 
@@ -19,30 +19,31 @@ from meshwright.arrays.operands import (
     strong,
     value,
 )
-from meshwright.arrays.refusals import one_number, refuse
-from meshwright.arrays.static import check_precision, no_out, one_of, static_flag, static_int
+from meshwright.arrays.refusals import one_number, ordered, refuse
+from meshwright.arrays.static import check_precision, one_of, static_flag, static_int
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
-from meshwright.numpy.arithmetic import add, divide, multiply, subtract
-from meshwright.numpy.creation import diagonal, linspace
-from meshwright.numpy.logic import conjugate, either, equal, real
+from meshwright.numpy.arithmetic import add, divide, floor_divide, multiply, negative, remainder, subtract
+from meshwright.numpy.creation import diagonal
+from meshwright.numpy.logic import absolute, conjugate, either, equal, greater, less, logical_and, real
 from meshwright.numpy.mathematics import sqrt
-from meshwright.numpy.order import bincount, builtin_max, searchsorted
+from meshwright.numpy.order import builtin_max
 from meshwright.numpy.products import matmul
-from meshwright.numpy.reductions import cumprod, cumsum, diff, max, mean, min, sum, sum_dtype
+from meshwright.numpy.reductions import cumprod, cumsum, diff, mean, sum, sum_dtype
 from meshwright.numpy.shapes import atleast_2d, concatenate, cut, flip, matrix_transpose, ravel
 from meshwright.ops import basic
 from meshwright.ops.convolution import conv_general_dilated
 
-# Covariance and histograms
+# Covariance
 
 
 def cov(
-    m: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
-) -> Value:
-    """The covariances of variables, one per row."""
+    m: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None,
+    fweights: ArrayLike | None = None, aweights: ArrayLike | None = None, dtype: DTypeLike = None,
+) -> Value:  # fmt: skip
+    """The covariances of variables, one per row; an observation counts ``fweights`` times and weighs ``aweights``."""
     rowvar = static_flag(rowvar, "rowvar of mnp.cov")
     bias = static_flag(bias, "bias of mnp.cov")
     for x in (value(v) for v in (m, y) if v is not None):
@@ -50,90 +51,49 @@ def cov(
             why = "a row is a variable, so there are two dims or one"
             refuse("mnp.cov", [x.type], why, "x.reshape(-1, x.shape[-1])")
     given = [atleast_2d(x) for x in promoted_values(*(v for v in (m, y) if v is not None), inexact=True)]
+    if dtype is not None:
+        given = [convert(x, as_dtype(dtype)) for x in given]
     rows = [x if rowvar or x.shape[0] == 1 else matrix_transpose(x) for x in given]
     x = concatenate(rows, 0)
     offset = (0 if bias else 1) if ddof is None else static_int(ddof, "ddof of mnp.cov")
-    centered = subtract(x, mean(x, 1, keepdims=True))
-    found = divide(matmul(centered, conjugate(matrix_transpose(centered))), x.shape[1] - offset)
+    if fweights is None and aweights is None:
+        centered = subtract(x, mean(x, 1, keepdims=True))
+        found = divide(matmul(centered, conjugate(matrix_transpose(centered))), x.shape[1] - offset)
+        return basic.reshape(found, shape=()) if found.size == 1 else found
+    counts, amounts = (_weights(w, x, whole) for w, whole in ((fweights, True), (aweights, False)))
+    weights = amounts if counts is None else counts if amounts is None else multiply(counts, amounts)
+    total = sum(weights)
+    centered = subtract(x, divide(sum(multiply(x, weights), 1, keepdims=True), total))
+    norm = total
+    if offset and amounts is None:
+        norm = subtract(total, offset)
+    elif offset:
+        norm = subtract(total, divide(multiply(sum(multiply(weights, amounts)), offset), total))
+    found = divide(matmul(multiply(centered, weights), conjugate(matrix_transpose(centered))), norm)
     return basic.reshape(found, shape=()) if found.size == 1 else found
 
 
-def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True) -> Value:
+def _weights(given: ArrayLike | None, x: Value, whole: bool) -> Value | None:
+    """The weights of observations in the dtype of the sums; how often they count is a whole number."""
+    if given is None:
+        return None
+    found = value(given)
+    if found.shape != x.shape[1:] or (whole and not dtypes.is_integer(found.type.dtype)):
+        why = f"there is one {'integer' if whole else 'weight'} for each observation, {x.shape[1]} in all"
+        refuse(
+            "mnp.cov", [x.type, found.type], why, "fweights=mnp.array([1, 2, 1]), of integers" if whole else "aweights"
+        )
+    return convert(absolute(found), dtypes.real_part(x.type.dtype))
+
+
+def corrcoef(x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, dtype: DTypeLike = None) -> Value:
     """The correlations of variables, one per row."""
     rowvar = static_flag(rowvar, "rowvar of mnp.corrcoef")
-    found = cov(x, y, rowvar)
+    found = cov(x, y, rowvar, dtype=dtype)
     if not found.ndim:
         return divide(found, found)
     spread = sqrt(real(diagonal(found)))
     return divide(divide(found, spread[:, None]), spread[None, :])
-
-
-def histogram_bin_edges(
-    a: ArrayLike, bins: ArrayLike = 10, range: Any = None, weights: ArrayLike | None = None
-) -> Value:
-    """The edges of equal bins from the smallest to the largest element."""
-    if isinstance(bins, list | tuple) or np.ndim(bins):
-        edges = strong(convert(value(bins), inexact(a).type.dtype))
-        if edges.ndim != 1:
-            raise ShapeError(
-                f"mnp.histogram cannot take edges {edges.type.short()}.",
-                where=here(),
-                why="they have one dim",
-                fix="bins=10",
-            )
-        return edges
-    count = static_int(bins, "bins of mnp.histogram")
-    if count < 1 or not (range is None or (isinstance(range, list | tuple) and len(range) == 2)):
-        raise ShapeError(
-            f"mnp.histogram cannot take {bins=} and {range=}.",
-            where=here(),
-            why="there is one bin or more, and a range is (low, high)",
-            fix="bins=10, range=(0, 1)",
-        )
-    x = ravel(inexact(value(a)))
-    ends = (min(x), max(x)) if range is None else range
-    low, high = (inexact(one_number(end, "an end of the range of mnp.histogram")) for end in ends)
-    flat = equal(low, high)
-    low, high = either(flat, subtract(low, 0.5), low), either(flat, add(high, 0.5), high)
-    return linspace(low, high, count + 1, dtype=x.dtype)
-
-
-def histogram(
-    a: ArrayLike,
-    bins: ArrayLike = 10,
-    range: Any = None,
-    weights: ArrayLike | None = None,
-    density: bool | None = None,
-) -> tuple[Value, Value]:
-    """How many elements fall into each bin, and the edges of the bins; the last bin holds its right edge.
-
-    >>> import meshwright.numpy as mnp
-    >>> mnp.histogram(mnp.array([1.0, 2.0, 2.5, 4.0]), bins=3)[0]
-    Array([1., 2., 1.], dtype=float32)
-    """
-    density = static_flag(density, "density of mnp.histogram")
-    if weights is None:
-        x = ravel(inexact(value(a)))
-        amounts = basic.broadcast_scalar(basic.scalar_like(x, 1), x.shape)
-    else:
-        x, amounts = promoted_values(a, weights, inexact=True)
-        if x.shape != amounts.shape:
-            raise ShapeError(
-                f"mnp.histogram cannot weigh {x.type.short()} by {amounts.type.short()}.",
-                where=here(),
-                why="each element has one weight",
-                fix="mnp.broadcast_to(weights, x.shape)",
-            )
-        x, amounts = ravel(x), ravel(amounts)
-    edges = histogram_bin_edges(x, bins, range)
-    places = searchsorted(edges, x, "right")
-    places = either(equal(x, edges[-1]), edges.shape[0] - 1, places)
-    # Place 0 is left of the first edge, the last one right of the last.
-    counts = bincount(places, amounts, length=edges.shape[0] + 1)
-    counts = cut(counts, 0, 1, edges.shape[0])
-    if density:
-        counts = divide(divide(counts, diff(edges)), sum(counts))
-    return counts, edges
 
 
 # Convolution
@@ -279,41 +239,83 @@ def _from_start(running: Value, axis: int, include: bool, first: int) -> Value:
     return concatenate([basic.broadcast_scalar(basic.scalar_like(running, first), shape), running], d)
 
 
-def gradient(f: ArrayLike, *varargs: Any, axis: Any = None) -> Any:
-    """The slopes of ``f`` along its dims, from differences of neighbours, equally spaced."""
+def gradient(f: ArrayLike, *varargs: Any, axis: Any = None, edge_order: int | None = None) -> Any:
+    """The slopes of ``f`` along its dims, from differences of neighbours.
+
+    A dim's elements are 1, or a number, apart, or have the coordinates that are given.
+    """
+    if edge_order is not None:
+        raise ShapeError(
+            "mnp.gradient cannot take edge_order=.", where=here(), why="at the ends it takes the two elements there",
+            fix="mnp.gradient(f)",
+        )  # fmt: skip
     x, *steps = promoted_values(f, *varargs, inexact=True)
     given = range(x.ndim) if axis is None else axis if isinstance(axis, list | tuple) else (axis,)
     dims = [axis_of(d, x.ndim, "mnp.gradient") for d in given]
     steps = steps or [basic.scalar_like(x, 1.0)]
     steps = steps * len(dims) if len(steps) == 1 else steps
+    if len(steps) != len(dims):
+        raise ShapeError(
+            f"mnp.gradient got {len(steps)} distances for {len(dims)} dims.", where=here(),
+            why="there is one for each dim, or one for all", fix="mnp.gradient(f, 0.5)",
+        )  # fmt: skip
     out = []
     for d, step in zip(dims, steps, strict=True):
-        if np.ndim(step) or x.shape[d] < 2:
+        n = x.shape[d]
+        if step.ndim > 1 or n < 2 or (step.ndim and step.shape != (n,)):
             raise ShapeError(
                 f"mnp.gradient cannot take dim {d} of {x.type.short()}.",
                 where=here(),
-                why="it needs two elements or more and one number as their distance",
+                why="it needs two elements or more, and one number as their distance or the coordinate of each",
                 fix="mnp.gradient(f, 0.5)",
             )
-        n = x.shape[d]
-        inner = divide(subtract(cut(x, d, 2, n), cut(x, d, 0, n - 2)), 2.0) if n > 2 else None
-        first = subtract(cut(x, d, 1, 2), cut(x, d, 0, 1))
-        last = subtract(cut(x, d, n - 1, n), cut(x, d, n - 2, n - 1))
-        out.append(divide(concatenate([p for p in (first, inner, last) if p is not None], d), step))
+        out.append(_slopes(x, d, step))
     return out[0] if len(out) == 1 else out
 
 
-def nancumsum(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Value:
-    """The sums up to each place, NaN counted as zero."""
-    no_out(out, "mnp.nancumsum")
-    return cumsum(_replaced(value(a), 0), axis, dtype)
+def _slopes(x: Value, d: int, step: Value) -> Value:
+    """Differences of neighbours over their distance; inside, the slope of the parabola through three of them."""
+    n = x.shape[d]
+    rises = subtract(cut(x, d, 1, n), cut(x, d, 0, n - 1))
+    if not step.ndim:
+        inner = divide(subtract(cut(x, d, 2, n), cut(x, d, 0, n - 2)), 2.0) if n > 2 else None
+        ends = cut(rises, d, 0, 1), cut(rises, d, n - 2, n - 1)
+        return divide(concatenate([p for p in (ends[0], inner, ends[1]) if p is not None], d), step)
+    widths = basic.reshape(diff(step), shape=(n - 1, *(1,) * (x.ndim - 1 - d)))
+    slopes = divide(rises, widths)
+    parts = [cut(slopes, d, 0, 1), cut(slopes, d, n - 2, n - 1)]
+    if n > 2:
+        left, right = (cut(slopes, d, k, n - 2 + k) for k in (0, 1))
+        before, after = (cut(widths, 0, k, n - 2 + k) for k in (0, 1))
+        # Each slope counts the more the nearer its middle is.
+        inner = divide(add(multiply(left, after), multiply(right, before)), add(before, after))
+        parts.insert(1, inner)
+    return concatenate(parts, d)
 
 
-def nancumprod(a: ArrayLike, axis: int | None = None, dtype: DTypeLike = None, out: None = None) -> Value:
-    """The products up to each place, NaN counted as one."""
-    no_out(out, "mnp.nancumprod")
-    return cumprod(_replaced(value(a), 1), axis, dtype)
+def unwrap(p: ArrayLike, discont: ArrayLike | None = None, axis: int = -1, period: ArrayLike = 2 * np.pi) -> Value:
+    """A signal that is known up to periods, without the jumps of ``discont`` or more (half a period) along an axis.
 
-
-def _replaced(x: Value, number: int) -> Value:
-    return either(x != x, basic.scalar_like(x, number), x) if dtypes.is_inexact(x.type.dtype) else x
+    >>> import meshwright.numpy as mnp
+    >>> mnp.unwrap(mnp.array([0.0, 5.0, 10.0, 1.0]), period=6.0)
+    Array([ 0., -1., -2., -5.], dtype=float32)
+    """
+    x = value(p)
+    dim = axis_of(axis, x.ndim, "mnp.unwrap")
+    ordered("mnp.unwrap", x)
+    x, turn = promoted_values(x, one_number(period, "period of mnp.unwrap"))
+    if not x.shape[dim]:
+        return x
+    whole = dtypes.is_integer(x.type.dtype)
+    low = negative(floor_divide(turn, 2)) if whole else divide(turn, -2.0)
+    rises = diff(x, axis=dim)
+    moved = add(remainder(subtract(rises, low), turn), low)
+    # A jump by half a period keeps its direction.
+    half = logical_and(equal(moved, low), greater(rises, 0))
+    if whole:
+        half = logical_and(half, equal(remainder(turn, 2), 0))
+    moved = either(half, negative(low), moved)
+    limit = divide(turn, 2) if discont is None else value(discont)
+    fixes = either(less(absolute(rises), limit), 0, subtract(moved, rises))
+    first, n = cut(x, dim, 0, 1), x.shape[dim]
+    return concatenate([first, add(cut(x, dim, 1, n), cumsum(fixes, dim))], dim)

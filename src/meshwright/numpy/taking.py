@@ -27,6 +27,7 @@ from meshwright.arrays.static import (
     no_negative,
     no_out,
     one_of,
+    placed,
     static_flag,
     static_int,
     static_size,
@@ -91,8 +92,11 @@ def take(
     return At(x)[key].get(mode=mode or "fill", fill_value=fill_value)
 
 
-def _along(arr: ArrayLike, indices: ArrayLike, axis: int | None, name: str) -> tuple[Value, Value, int]:
-    """An array and positions along one of its dims, both of one shape elsewhere, negative positions counted."""
+def _along(
+    arr: ArrayLike, indices: ArrayLike, axis: int | None, name: str, counted: bool = True
+) -> tuple[Value, Value, int]:
+    """An array and positions along one of its dims, both of one shape elsewhere, negative positions counted from the
+    end of the dim."""
     x, places = value(arr), value(indices)
     if not dtypes.is_integer(places.type.dtype):
         raise ShapeError(
@@ -121,14 +125,15 @@ def _along(arr: ArrayLike, indices: ArrayLike, axis: int | None, name: str) -> t
             fix="indices with the sizes of the array, or 1",
         )
     x, places = (broadcast(v, (*common[:dim], v.shape[dim], *common[dim:])) for v in (x, places))
-    if places.type.dtype in dtypes.SIGNED:
+    if places.type.dtype in dtypes.SIGNED and counted:
         places = either(less(places, 0), add(places, x.shape[dim]), places)
     return x, places, dim
 
 
 def take_along_axis(
-    arr: ArrayLike, indices: ArrayLike, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
-) -> Value:
+    arr: ArrayLike, indices: ArrayLike, axis: int | None = -1, mode: str | None = None, fill_value: Any = None, *,
+    wrap_negative_indices: bool | None = None,
+) -> Value:  # fmt: skip
     """The elements at ``indices``, one set of positions along ``axis`` for each place of the other dims.
 
     >>> import meshwright.numpy as mnp
@@ -136,7 +141,8 @@ def take_along_axis(
     >>> mnp.take_along_axis(x, mnp.argsort(x, axis=1), axis=1)
     Array([[1., 2., 3.]], dtype=float32)
     """
-    x, places, dim = _along(arr, indices, axis, "mnp.take_along_axis")
+    counted = wrap_negative_indices is None or static_flag(wrap_negative_indices, "wrap_negative_indices")
+    x, places, dim = _along(arr, indices, axis, "mnp.take_along_axis", counted)
     others = tuple(d for d in range(x.ndim) if d != dim)
     modes = {None: "fill", "fill": "fill", "clip": "clip", "promise_in_bounds": "promise"}
     one_of(mode, list(modes), "mode of mnp.take_along_axis")
@@ -209,12 +215,17 @@ def put_along_axis(
 
 
 def repeat(
-    a: ArrayLike, repeats: ArrayLike, axis: int | None = None, *, total_repeat_length: int | None = None
-) -> Value:
+    a: ArrayLike, repeats: ArrayLike, axis: int | None = None, *, total_repeat_length: int | None = None,
+    out_sharding: Any = None,
+) -> Value:  # fmt: skip
     """Each element repeated, all equally often or each its own number of times.
 
     Traced ``repeats`` need ``total_repeat_length``, the size of the result.
     """
+    return placed(_repeated(a, repeats, axis, total_repeat_length), None, out_sharding)
+
+
+def _repeated(a: ArrayLike, repeats: ArrayLike, axis: int | None, total_repeat_length: int | None) -> Value:
     x = value(a)
     if axis is None:
         x, dim = ravel(x), 0

@@ -18,6 +18,7 @@ from tests.numpy.calls.drawing import (
     Unfit,
     calls,
 )
+from tests.numpy.calls.more_calls import MORE
 
 
 def unary(kinds: str = ANY, within: tuple[float, float] | None = None, numbers: str = "bifc") -> Calls:
@@ -743,7 +744,7 @@ NAME_FAMILIES: dict[str, tuple[str, Calls]] = {
     "percentiles": ("percentile nanpercentile", quantiles(100.0)),
     "scalars": (
         "bfloat16 bool bool_ cdouble complex64 complex128 complex_ csingle double float8_e4m3fn float8_e5m2 float16"
-        " float32 float64 float_ int4 int8 int16 int32 int64 int_ single uint uint4 uint8 uint16 uint32 uint64",
+        " float32 float64 float_ int8 int16 int32 int64 int_ single uint uint8 uint16 uint32 uint64",
         calls(lambda d: d.choose((str(d.array(REAL)), d.number("bif")))),
     ),
     "permutations": ("transpose", calls(permuted)),
@@ -1006,6 +1007,8 @@ FFT.update(
     ifftn=transforms(NUMBER, False),
     rfftn=transforms("iuf", False),
     irfftn=transforms(NUMBER, False),
+    hfft=transforms(NUMBER, True),
+    ihfft=transforms("iuf", True),
     fftfreq=calls(lambda d: f"{d.integer(1, 6)}" + d.options(", d=0.5", ", dtype='float32'")),
     rfftfreq=calls(lambda d: f"{d.integer(1, 6)}" + d.options(", d=0.5", ", dtype='float32'")),
     fftshift=calls(shifted),
@@ -1060,3 +1063,4 @@ NUMPY.update(
     ),
     vecmat=NotDrawn("compared by name in test_polynomials"),
 )
+NUMPY.update(MORE)
