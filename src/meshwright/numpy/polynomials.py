@@ -13,6 +13,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
 from meshwright.numpy import creation, shapes
+from meshwright.numpy.dtypes import finfo
 from meshwright.numpy.linalg import eigvals, inv, lstsq, norm
 from meshwright.numpy.logic import absolute, either
 from meshwright.numpy.order import argsort
@@ -171,7 +172,7 @@ def polydiv(u: ArrayLike, v: ArrayLike, *, trim_leading_zeros: bool = False) -> 
         quotient.append(factor)
         rest = shapes.concatenate([rest[:n], rest[n : n + size] - factor * divisor, rest[n + size :]])
     found = shapes.stack(quotient) if quotient else creation.zeros(steps, rest.dtype)
-    if trim_leading_zeros:
+    if static_flag(trim_leading_zeros, "trim_leading_zeros of mnp.polydiv"):
         rest = _without_leading_zeros(rest, "mnp.polydiv")
     return found, rest
 
@@ -179,7 +180,7 @@ def polydiv(u: ArrayLike, v: ArrayLike, *, trim_leading_zeros: bool = False) -> 
 def _without_leading_zeros(x: Value, name: str) -> Value:
     """Known coefficients from the first that is more than rounding on."""
     data = np.asarray(known(x, f"{name} with trim_leading_zeros", "trim_leading_zeros=False"))
-    small = np.isclose(data, 0, rtol=0, atol=float(np.finfo(data.dtype).eps) * 10)
+    small = np.isclose(data, 0, rtol=0, atol=float(finfo(data.dtype).eps) * 10)
     first = int(np.argmin(small)) if not small.all() else data.size - 1
     return x[max(first, 0) :]
 

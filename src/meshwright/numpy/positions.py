@@ -342,6 +342,10 @@ def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: Any = None) -> Value:
     """
     ends = one_of(trim.lower() if isinstance(trim, str) else trim, ("fb", "f", "b", "bf"), "trim of mnp.trim_zeros")
     x = value(filt)
+    if not x.ndim:
+        raise ShapeError(
+            "mnp.trim_zeros cannot take one number.", where=here(), why="it has no ends", fix="x.reshape(1)"
+        )
     filled = np.nonzero(np.asarray(known(x, "mnp.trim_zeros", "x[start:stop] with bounds that are Python integers")))
     for dim in axes_of(axis, x.ndim, "mnp.trim_zeros"):
         places, size = filled[dim], x.shape[dim]

@@ -46,11 +46,12 @@ def cov(
     """The covariances of variables, one per row; an observation counts ``fweights`` times and weighs ``aweights``."""
     rowvar = static_flag(rowvar, "rowvar of mnp.cov")
     bias = static_flag(bias, "bias of mnp.cov")
-    for x in (value(v) for v in (m, y) if v is not None):
+    variables = [value(m)] if y is None else [value(m), value(y)]
+    for x in variables:
         if x.ndim > 2:
             why = "a row is a variable, so there are two dims or one"
             refuse("mnp.cov", [x.type], why, "x.reshape(-1, x.shape[-1])")
-    given = [atleast_2d(x) for x in promoted_values(*(v for v in (m, y) if v is not None), inexact=True)]
+    given = [atleast_2d(x) for x in promoted_values(*variables, inexact=True)]
     if dtype is not None:
         given = [convert(x, as_dtype(dtype)) for x in given]
     rows = [x if rowvar or x.shape[0] == 1 else matrix_transpose(x) for x in given]
