@@ -41,14 +41,12 @@ def main(folder):
     (book / "contributing.md").write_text((ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "]("))
     for path in book.rglob("*.md"):
         path.write_text(inside(path.read_text()))
-    for name in ("tours", "reference", "schemas", "examples"):
+    for name in ("tours", "reference", "examples"):
         (book / name).mkdir()
     for path in (ROOT / "examples").glob("*.ipynb"):
         shutil.copy(path, book / "examples")
     for path in sorted((PACKAGE / "tour" / "topics").glob("*.md")):
         shutil.copy(path, book / "tours")
-    for path in PACKAGE.rglob("*.schema.json"):
-        shutil.copy(path, book / "schemas")
     for name in ("meshwright", *(f"meshwright.{name}" for name in REFERENCE)):
         (book / "reference" / f"{name}.md").write_text(reference(name))
     (book / "reference" / "returned.md").write_text(what_is_returned())
@@ -59,8 +57,7 @@ def main(folder):
 def inside(text):
     """A page whose links out of its folder lead to where things are in the book."""
     text = text.replace("](../CONTRIBUTING.md)", "](contributing.md)")
-    text = re.sub(r"\]\(\.\./examples/([\w.]+)\)", r"](examples/\1)", text)
-    return re.sub(r"\]\(\.\./src/[\w/]+/([\w.]+\.schema\.json)\)", r"](schemas/\1)", text)
+    return re.sub(r"\]\(\.\./examples/([\w.]+)\)", r"](examples/\1)", text)
 
 
 def navigation(index, book):

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
 
+from meshwright.commands.examples import EXAMPLES
+from meshwright.commands.parsers import COMMANDS, CommandParser, description_of, module_of
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
-
-# Each command is the module of its name in meshwright.commands; only the one asked for is loaded.
-COMMANDS = {
-    "tour": "the main job in a minute, or a topic in seconds",
-    "calibrate": "measure the machine at hand and write its numbers to a chip file",
-    "cost": "what a program costs on a machine: FLOPs, bytes, communication, memory",
-    "diff": "what changed in the communication of a program: collectives, bytes, seconds, memory",
-    "explain": "why a program on a mesh communicates as it does, or why a value of it is sharded so",
-    "kernel": "what a kernel copies, computes and sends at the same time",
-    "launch": "run a script in several processes, as on several machines",
-    "layout": "the mesh and the shardings in which a step is fastest on a machine",
-    "matmul": "ways to multiply two split matrices, and which is the fastest",
-    "opt": "run sharding passes on a module of StableHLO and sdy",
-    "report": "a page about a program on a machine: time, memory, collectives, timeline, shardings",
-    "reshard": "how an array gets from one sharding to another, and what that costs",
-    "rules": "the factor rules of ops",
-    "run-jax": "run a JAX script as it is, on Meshwright",
-    "search": "how to spread the training of a model over a machine",
-    "serving": "how to serve a transformer on a machine, with answers in time",
-    "simulate": "how long a program takes on a machine, as a timeline",
-    "stages": "what each stage of the compiler makes of a program, and how long it takes",
-    "visualize": "which devices hold which part of a tensor",
-}
 
 # What options are called elsewhere.
 _OPTIONS = {"--topology": "--hardware", "--machine": "--hardware", "--devices": "--chips", "--gpus": "--chips"}
@@ -86,7 +63,7 @@ INTERRUPTED = 130  # as shells count: 128 and the number of the signal
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="meshwright",
         description="Array programs on many devices: typed, differentiated, laid out, run and costed.",
         epilog="Exit codes: 0; 1, the answer is no; 2, the input is bad, and one message says how.",
@@ -101,12 +78,13 @@ def _run(argv: Sequence[str]) -> int:
             why=f"there are {', '.join(COMMANDS)}",
             fix=f"meshwright {near[0]}" if near else "meshwright --help",
         )
-    module = import_module(f"meshwright.commands.{asked.replace('-', '_')}") if asked else None
+    module = module_of(asked) if asked else None
     reading = parser
     for name, help_line in COMMANDS.items():
-        command = commands.add_parser(name, help=help_line, description=help_line[0].upper() + help_line[1:] + ".")
+        command = commands.add_parser(name, help=help_line, description=description_of(name))
         if module is not None and name == asked:
             module.describe(command)
+            command.examples = EXAMPLES[name]
             reading = command
     args, unknown = parser.parse_known_args(argv)
     if unknown:

@@ -95,7 +95,8 @@ CASES = {
         ["explain", "model.py:f"],
         "f(x, w) cannot be called with no arguments.\n"
         "  why:  missing a required argument: 'x'\n"
-        "  fix:  def example(): return mw.jit(train_step), (params, batch)\n",
+        "  fix:  meshwright explain model.py:example, after this in model.py:\n"
+        "        def example(): return mw.jit(train_step), (params, batch)\n",
     ),
     "a function that raises": (
         ["cost", "model.py:raises", "--args", "f32[4]"],

@@ -34,8 +34,8 @@ def test_every_page_is_in_the_contents(book: Path) -> None:
 
 def test_links_out_of_the_folder_lead_into_the_book(book: Path) -> None:
     assert "](contributing.md)" in (book / "partition.md").read_text()
-    assert "](schemas/explain.schema.json)" in (book / "explain.md").read_text()
-    assert (book / "schemas" / "explain.schema.json").is_file()
+    assert "](examples/layer.ipynb)" in (book / "report.md").read_text()
+    assert (book / "examples" / "layer.ipynb").is_file()
 
 
 def test_the_reference_has_every_public_function_and_class(book: Path) -> None:

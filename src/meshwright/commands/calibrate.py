@@ -6,10 +6,10 @@ import argparse
 import importlib.util
 import json
 import os
-import sys
 from dataclasses import asdict
 from typing import Any
 
+from meshwright.commands.progress import say
 from meshwright.core.files import write_whole
 from meshwright.engine.measuring.run import BACKENDS, available, measure, raw_text
 from meshwright.errors import MeshwrightError
@@ -56,10 +56,9 @@ def run(args: argparse.Namespace) -> int:
                 f"The machine cannot be measured through {engine}.", why="it is not installed", fix="--engine numpy"
             )
         try:
-            raw = measure(engine, quick=args.quick, say=_progress)
+            raw = measure(engine, quick=args.quick, say=say)
         finally:
-            if sys.stderr.isatty():
-                print(end="\r\033[K", file=sys.stderr, flush=True)
+            say("")
     found = calibrate(raw)
     if args.test is not None:
         found = found.tested(read_measurements(args.test))
@@ -69,11 +68,6 @@ def run(args: argparse.Namespace) -> int:
         write_whole(args.out, found.file)
     print(json.dumps(facts(found), indent=2) if args.json else found.text)
     return 0
-
-
-def _progress(line: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{line[:78]}", end="", file=sys.stderr, flush=True)
 
 
 def facts(found: Calibration) -> dict[str, Any]:

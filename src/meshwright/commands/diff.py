@@ -20,7 +20,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "Compile two programs, or read what meshwright explain --json printed of them, and print which collectives "
         "appeared, went or grew, and seconds, memory and bytes before and after."
     )
-    parser.epilog = "meshwright diff model.py:before model.py:after; meshwright diff saved.json model.py:example"
     for name in ("before", "after"):
         parser.add_argument(name, metavar="FILE.py:FUNC|FILE.json", help=f"FUNC() returns {CALL}")
     parser.add_argument("--hardware", "--chip", metavar="MACHINE", help="the machine that times are of: 'h100'")
@@ -39,4 +38,4 @@ def run(args: argparse.Namespace) -> int:
 def _explanation(text: str, hardware: Any) -> dict[str, Any]:
     if text.endswith(".json"):
         return read_explanation(read_text(text, "meshwright explain model.py:example --json > saved.json"), text)
-    return compiled_of(text).explanation(hardware, tries=False).to_json()
+    return compiled_of(text, "diff").explanation(hardware, tries=False).to_json()

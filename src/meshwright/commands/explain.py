@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from difflib import get_close_matches
 from typing import Any
 
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, read_machine
+from meshwright.commands.progress import working
 from meshwright.commands.user_code import CALL, called, compiled, kind_of
 from meshwright.compile.compiled import Compiled
 from meshwright.compile.explain import Filter
 from meshwright.compile.sharding_reasons import ShardingReasons
 from meshwright.errors import MeshwrightError
 
-_FIX = "def example(): return mw.jit(train_step), (params, batch)"
+_EXAMPLE = "def example(): return mw.jit(train_step), (params, batch)"
+_KINDS = ("all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter")
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -43,16 +46,18 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scope", metavar="NAME", help="those in a named scope alone, or in a loop: 'scan'")
     parser.add_argument("--top", type=int, metavar="N", help="at most so many rows, those that take longest")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.epilog = "meshwright explain model.py:example --axis model --top 5"
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile and explain."""
-    result = compiled_of(args.program)
+    result = compiled_of(args.program, "explain")
     if args.value is None:
         check_number(args, "top", 5)
         hardware = read_machine(args.hardware) if args.hardware else None
-        found = result.explanation(hardware)
+        _check_filters(args, result)
+        with working("trying other shardings"):
+            found = result.explanation(hardware)
+            found.cheaper()
         wanted = Filter(args.axis, args.kind, args.line, args.scope, args.top)
         print(json.dumps(found.to_json(wanted), indent=2, ensure_ascii=False) if args.json else found.text(wanted))
         return 0
@@ -65,16 +70,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compiled_of(program: str) -> Compiled:
-    """What a function of a file returns, compiled."""
-    found: Any = called(program, fix=_FIX)
-    result = compiled(found, program)
+def _check_filters(args: argparse.Namespace, result: Compiled) -> None:
+    """Refuse an axis that the mesh does not have, and a kind that no collective is of."""
+    axes = tuple(result.mesh.shape) if result.mesh is not None else ()
+    for option, given, known in (("axis", args.axis, axes), ("kind", args.kind, _KINDS)):
+        if given is not None and known and given.replace("-", "_") not in {one.replace("-", "_") for one in known}:
+            near = get_close_matches(given.replace("-", "_"), known, 1) or known
+            raise MeshwrightError(
+                f"--{option} is {given!r}.", why=f"there are {', '.join(known)}", fix=f"--{option} {near[0]}"
+            )
+
+
+def compiled_of(program: str, command: str) -> Compiled:
+    """What a function of a file returns, compiled; ``command`` is the one that asks."""
+    file = program.rpartition(":")[0] or program
+    fix = f"meshwright {command} {file}:example, after this in {file}:\n{_EXAMPLE}"
+    found: Any = called(program, fix=fix)
+    with working(f"compiling {program}"):
+        result = compiled(found, program)
     if result is not None:
         return result
     raise MeshwrightError(
         f"{program} gives {kind_of(found)}, not a function and its arguments.",
         why="the function is compiled for them",
-        fix=_FIX,
+        fix=fix,
     )
 
 

@@ -12,6 +12,7 @@ from meshwright.commands.assumptions import assumptions
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number
 from meshwright.commands.models import step_of_file
+from meshwright.commands.progress import say
 from meshwright.commands.search import read_chips
 from meshwright.core import tree
 from meshwright.errors import TextError
@@ -64,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
         with as_typed():
             found = find_layout(
                 step, params, batch, topology=machine, batch_args=1, memory=memory, microbatches=counts,
-                mode=args.mode, progress=_say,
+                mode=args.mode, progress=lambda mesh: say(f"mesh {mesh} …"),
             )  # fmt: skip
     except NoLayoutFits as error:
         error.where = ""  # the line of this command
         print(error, file=sys.stderr)
         return 1
     finally:
-        _say("")
+        say("")
     if args.html:
         found.to_html(args.html)
     if args.json:
@@ -90,12 +91,6 @@ def _numbers(text: str) -> list[int]:
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise TextError(f"--microbatches is {text!r}.", why="it is numbers between commas", fix="--microbatches 1,2,4")
     return [int(part) for part in parts]
-
-
-def _say(mesh: str) -> None:
-    """Say on a terminal which mesh is looked at."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{f'mesh {mesh} …' if mesh else ''}", end="", file=sys.stderr, flush=True)
 
 
 def facts(found: FoundLayouts, top: int, hardware: str, explain: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 
 from meshwright.commands.explain import compiled_of
 from meshwright.commands.machines import read_machine
+from meshwright.commands.progress import working
 from meshwright.commands.user_code import CALL
 
 
@@ -16,7 +17,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "Write a page about a program on a machine: time, memory, collectives with their reasons, timeline, shardings. "
         "It is one file that loads nothing from a network."
     )
-    parser.epilog = "meshwright report model.py:example -o out.html --hardware h100"
     parser.add_argument("program", metavar="FILE.py:FUNC", help=f"FUNC() returns {CALL}")
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
     parser.add_argument("--compare", metavar="FILE.py:FUNC", help="another program, to compare with on the same page")
@@ -27,8 +27,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, simulate and write."""
     hardware = read_machine(args.hardware) if args.hardware else None
-    compiled = compiled_of(args.program)
-    other = compiled_of(args.compare) if args.compare else None
-    written = compiled.report(args.output, hardware, other=other)
+    compiled = compiled_of(args.program, "report")
+    other = compiled_of(args.compare, "report") if args.compare else None
+    with working(f"writing {args.output}"):
+        written = compiled.report(args.output, hardware, other=other)
     print(json.dumps(written, ensure_ascii=False) if args.json else f"wrote {args.output}: open it in a browser")
     return 0

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from rich.console import Console
 from rich.rule import Rule
 
+from meshwright.commands.progress import working
 from meshwright.errors import MeshwrightError
 from meshwright.tour import TOPICS, TourStop, topic
 from meshwright.tour.decoder import steps
@@ -23,7 +24,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "Go through the main job: a decoder's train step, laid out, explained, simulated, improved, searched. "
         f"Or through a topic, its code printed with what comes out of it. {topics}."
     )
-    parser.epilog = "meshwright tour sharding"
+    parser.words = tuple(TOPICS)  # type: ignore[attr-defined]
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help=f"one of {', '.join(TOPICS)} (default: the main job)")
     parser.add_argument(
         "--folder", default=".", metavar="DIR", help="where tour.html and tour.perfetto.json go (default: here)"
@@ -47,17 +48,17 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([{"title": s.title, "text": s.text, **s.facts} for s in stops], indent=2, ensure_ascii=False))
         return 0
     console = Console(highlight=False, soft_wrap=True)
-    for number, step in enumerate(_with_progress(console, stops), 1):
+    for number, step in enumerate(_with_progress(stops), 1):
         console.print(Rule(f"{number}. {step.title}", align="left"))
         console.print(step.text, markup=False)
         console.print()
     return 0
 
 
-def _with_progress(console: Console, stops: Iterator[TourStop]) -> Iterator[TourStop]:
+def _with_progress(stops: Iterator[TourStop]) -> Iterator[TourStop]:
     """The stops; while one is worked at, a terminal says so."""
     while True:
-        with console.status("working …"):
+        with working("working"):
             stop = next(stops, None)
         if stop is None:
             return

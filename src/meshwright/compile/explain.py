@@ -280,7 +280,7 @@ class Explanation:
     # For programs
 
     def to_json(self, wanted: Filter = EVERYTHING) -> dict[str, Any]:
-        """What ``meshwright explain --json`` prints: ``explain.schema.json`` beside this file says what is in it."""
+        """What ``meshwright explain --json`` prints; ``meshwright schema explain`` says what is in it."""
         found = self.measured.simulation if isinstance(self.measured, Measured) else None
         shown = {id(one) for row in self.rows(wanted) for one in row.members}
         listed = [one for one in self.findings if id(one) in shown]
