@@ -94,10 +94,23 @@ PLACES = {
   } : (T) -> T
   return %0 : T
 }""",
-    "what a gather makes": """func.func @f(%a: T {sdy.sharding = #sdy.sharding<@m, [{"x"}, {}]>}) -> T {
-  %0 = sdy.all_gather [{"x"}, {}] %a out_sharding=SHARDING : T
+    **{
+        f"what {word} makes": f"""func.func @f(%a: T {{sdy.sharding = #sdy.sharding<@m, [{{"x"}}, {{}}]>}}) -> T {{
+  %0 = sdy.{op} %a out_sharding=SHARDING : T
   return %0 : T
-}""",
+}}"""
+        for word, op in {
+            "a gather": 'all_gather [{"x"}, {}]',
+            "a slice": 'all_slice [{}, {"y"}]',
+            "an exchange": 'all_to_all [{"x"}: 0->1]',
+            "a permute": "collective_permute",
+            "a sum": 'all_reduce {"y"}',
+            "a sum in parts": 'reduce_scatter [{}, {"y"}]',
+        }.items()
+    },
+    "the second result": (
+        "func.func @f(%a: T) -> (T, T {sdy.sharding = #sdy.shardingSHARDING}) {\n  return %a, %a : T, T\n}"
+    ),
 }
 WRONG_MESHES = [
     '<["x"=0]>', '<["x"=-1]>', '<["x"=2, "x"=4]>', '<["x"=2], device_ids=[0]>', '<["x"=2], device_ids=[0, 0]>',

@@ -148,6 +148,27 @@ def test_reshards_between_meshes(source: str, target: str) -> None:
     assert by_us(text, "reshard-to-collectives") == apply(text, "reshard-to-collectives")
 
 
+@pytest.mark.skipif(older_than(UNEVEN), reason=UNEVEN.what)
+def test_random_pairs_between_orders_of_devices() -> None:
+    rng, lines = random.Random(5), []
+    for number in range(200):
+        ids = rng.sample(range(8), 8)
+        meshes = [Mesh.parse(f'sdy.mesh @m{number} = <["x"=2, "y"=4]>')]
+        meshes.append(Mesh.parse(f'sdy.mesh @o{number} = <["x"=2, "y"=4], device_ids={ids}>'))
+        shape = [rng.choice([2, 3, 4, 6, 8, 16]) for _ in range(rng.choice([1, 2, 3]))]
+        source, target = (random_sharding(mesh, len(shape), rng) for mesh in rng.sample(meshes, 2))
+        t = f"tensor<{'x'.join(map(str, shape))}xf32>"
+        lines += [
+            *(f"sdy.mesh @{mesh.name} = {mesh}" for mesh in meshes),
+            f"func.func @f{number}(%a: {t} {{sdy.sharding = {source}}}) -> {t} {{",
+            f"%0 = sdy.reshard %a {str(target).removeprefix('#sdy.sharding')} : {t}",
+            f"return %0 : {t}",
+            "}",
+        ]
+    text = "\n".join(lines)
+    assert by_us(text, "reshard-to-collectives") == apply(text, "reshard-to-collectives")
+
+
 def test_a_sum_that_is_not_owed_any_more_is_taken() -> None:
     """Shardy forgets it, unless its pass for explicit reshards was run before."""
     text = f"""{DEVICES}

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.interop.shardy.communication import resharded, reshards_to_collectives
 from meshwright.interop.shardy.explicit_reshards import insert_reshards, same_placement
-from meshwright.interop.shardy.local_collectives import COLLECTIVES, LocalCollectives
+from meshwright.interop.shardy.local_collectives import COLLECTIVES, LocalCollectives, zeros
 from meshwright.interop.shardy.mesh_passes import inlined
 from meshwright.interop.shardy.module_shardings import filled_text, per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, walk
@@ -305,19 +305,25 @@ class _Converter:
         self._replace(op, new, shardings)
 
     def _reduce(self, op: Any, shardings: dict[Any, TensorSharding | None]) -> None:
-        """What a sum over parts begins with is counted once: on the first of them."""
+        """What a sum over parts begins with is added once, on the first of them."""
         from jaxlib.mlir import ir
 
-        count = len(op.operands) // 2
-        sharding = shardings[op.operands[0]]
+        value, *starts = op.operands
+        sharding = shardings[value]
         dims = integers(op.attributes["dimensions"])
         axes = tuple(axis for dim in dims for axis in sharding.dims[dim].axes) if sharding is not None else ()
-        if sharding is None or total_size(axes) == 1 or body_operation(op.regions[0]) != "add":
+        if sharding is None or total_size(axes) == 1 or body_operation(op.regions[0]) != "add" or _is_zero(starts[0]):
             return
         with ir.InsertionPoint(op), op.location:
-            for number in range(count, 2 * count):
-                if not _is_zero(op.operands[number]):
-                    op.operands[number] = self._collectives.on_first(op.operands[number], sharding, axes)
+            op.operands[1] = zeros(starts[0].type)
+        with ir.InsertionPoint.after(op), op.location:
+            result = op.results[0]
+            uses = list(result.uses)
+            start = _broadcast(self._collectives.on_first(starts[0], sharding, axes), result.type)
+            new = ir.Operation.create("stablehlo.add", results=[result.type], operands=[result, start]).result
+        shardings[new] = shardings[result]
+        for use in uses:
+            use.owner.operands[use.operand_number] = new
 
     def _iota(self, op: Any, shardings: dict[Any, TensorSharding | None]) -> None:
         """Numbers from where the part of this device begins."""
@@ -335,15 +341,19 @@ class _Converter:
             scalar = ir.RankedTensorType.get([], local.element_type)
             if offset.type != scalar:
                 offset = ir.Operation.create("stablehlo.convert", results=[scalar], operands=[offset]).result
-            start = ir.Operation.create(
-                "stablehlo.broadcast_in_dim", results=[local], operands=[offset],
-                attributes={"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])},
-            )  # fmt: skip
+            start = _broadcast(offset, local)
             uses = list(result.uses)
-            new = ir.Operation.create("stablehlo.add", results=[local], operands=[result, start.result]).result
+            new = ir.Operation.create("stablehlo.add", results=[local], operands=[result, start]).result
         shardings[new] = sharding
         for use in uses:
             use.owner.operands[use.operand_number] = new
+
+
+def _broadcast(scalar: Any, type: Any) -> Any:
+    from jaxlib.mlir import ir
+
+    dims: dict[str, Any] = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get([])}
+    return ir.Operation.create("stablehlo.broadcast_in_dim", results=[type], operands=[scalar], attributes=dims).result
 
 
 def _is_zero(value: Any) -> bool:

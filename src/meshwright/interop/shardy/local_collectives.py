@@ -196,7 +196,7 @@ class LocalCollectives:
         if target.reduction != "sum" or total_size(axes) == 1:
             return value
         first = self._looked_up(target.mesh, indices(target.mesh, axes) == 0)
-        return _op("stablehlo.select", [first, value, _zeros(value.type)], [value.type])
+        return _op("stablehlo.select", [first, value, zeros(value.type)], [value.type])
 
     def sharded_to_unreduced(self, op: Any, source: TensorSharding, target: TensorSharding) -> Any:
         lists = _axis_lists(op.attributes["axes"], target.mesh)
@@ -206,7 +206,7 @@ class LocalCollectives:
         shape = list(value.type.shape)
         starts = [self.offset(target.mesh, axes, size) for axes, size in zip(lists, shape, strict=True)]
         whole = _tensor([n * total_size(axes) for n, axes in zip(shape, lists, strict=True)], value.type.element_type)
-        return _op("stablehlo.dynamic_update_slice", [_zeros(whole), value, *starts], [whole])
+        return _op("stablehlo.dynamic_update_slice", [zeros(whole), value, *starts], [whole])
 
     def _gathered_from(self, value: Any, lists: Sequence[Axes], mesh: BaseMesh) -> Any:
         for dim, axes in enumerate(lists):
@@ -354,7 +354,8 @@ def _constant(value: Any) -> Any:
     return _op("stablehlo.constant", [], [attribute.type], value=attribute)
 
 
-def _zeros(type: Any) -> Any:
+def zeros(type: Any) -> Any:
+    """Zeros of a type."""
     element = str(type.element_type)
     zero = "(0.0,0.0)" if element.startswith("complex") else "0" if element.startswith(("i", "ui", "si")) else "0.0"
     zero = "false" if element == "i1" else zero

@@ -217,7 +217,12 @@ class _Route:
         First come those that are wanted in a dim, last others that are wanted somewhere, and surplus ones between them:
         after all-to-alls they are at the end, where a gather can reach them.
         """
-        if self._uneven or (not any(self.held) and not any(self.matched)) or not self._permute_pays():
+        if not any(self.held) and not any(self.matched):
+            return
+        if self._uneven or not self._permute_pays():
+            if self._other_devices and any((*self.matched, *self.wanted)):  # as it is, to the devices of the target
+                self._other_devices = False
+                self._add("collective_permute", [[] for _ in self.held])
             return
         room = [total_size(dim) for dim in self.held]
         places: list[Dims] = [[[] for _ in room] for _ in range(4)]
@@ -246,8 +251,6 @@ class _Route:
 
     def _permute_pays(self) -> bool:
         targets = self._targets()
-        if self._other_devices and (any(self.held) or any(self.matched)) and any((*self.matched, *self.wanted)):
-            return True
 
         def fit(one: AxisRef, other: AxisRef) -> bool:
             return max(one.size, other.size) % min(one.size, other.size) == 0
