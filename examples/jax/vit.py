@@ -25,7 +25,8 @@ class Layouts:
 class Attention(nnx.Module):
     def __init__(self, layouts, rngs):
         self.layouts = layouts
-        self.q, self.k, self.v = (nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(3))
+        # A bias of keys adds the same to all scores of a query, so that softmax takes no notice of it.
+        self.q, self.k, self.v = (nnx.Linear(WIDTH, WIDTH, use_bias=n != 1, rngs=rngs) for n in range(3))
         self.out = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
 
     def __call__(self, x):

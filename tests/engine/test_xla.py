@@ -159,9 +159,10 @@ def test_dims_that_do_not_divide_are_in_parts_between_calls() -> None:
         found = second(held)
     close(found, mw.jit(lambda x: second.fun(mnp.exp(x)))(whole), 1e-4)
     # into a program for which its parts are others, on another engine, and read one by one
-    by_rows = mw.jit(lambda x: x * 1, engine="xla", in_shardings=mw.NamedSharding(mesh, P(("i", "j"))))
-    other = mw.jit(lambda x: x * 1, engine="xla", in_shardings=mw.NamedSharding(mesh, P("j")))
-    for step in (by_rows, other, mw.jit(lambda x: x * 1, engine="xla-stacked"), mw.jit(lambda x: x * 1)):
+    again = mw.jit(lambda x: x * 1, engine="xla")
+    by_rows, other = (mw.NamedSharding(mesh, spec) for spec in (P(("i", "j")), P("j")))
+    moved = [lambda x, to=to: again(mw.device_put(x, to)) for to in (by_rows, other)]
+    for step in (*moved, mw.jit(lambda x: x * 1, engine="xla-stacked"), mw.jit(lambda x: x * 1)):
         np.testing.assert_allclose(np.asarray(step(held)), np.exp(np.asarray(whole)), rtol=1e-6)
     for shard in held.addressable_shards:
         np.testing.assert_allclose(np.asarray(shard.data), np.exp(np.asarray(whole))[shard.index], rtol=1e-6)

@@ -64,6 +64,30 @@ class ShapeDtypeStruct:
     def size(self) -> int:
         return self.type.size
 
+    @property
+    def weak_type(self) -> bool:
+        return self.type.weak
+
+    def update(self, **changes: Any) -> ShapeDtypeStruct:
+        """This with some of its parts replaced.
+
+        >>> ShapeDtypeStruct((2, 3), "float32").update(shape=(4,))
+        ShapeDtypeStruct(shape=(4,), dtype=float32)
+        """
+        sharding = None if "shape" in changes and len(changes["shape"]) != self.ndim else self.sharding
+        own = {"sharding": sharding, "weak_type": self.weak_type, "vma": self.vma}
+        return ShapeDtypeStruct(**{"shape": self.shape, "dtype": self.dtype, **own, **changes})
+
+    @classmethod
+    def like(cls, x: Any) -> ShapeDtypeStruct:
+        """The shape, the dtype and the sharding of an array, or of what can be one.
+
+        >>> ShapeDtypeStruct.like(1.5)
+        ShapeDtypeStruct(shape=(), dtype=float32)
+        """
+        type, sharding = leaf_type(x), x._sharding if x.__class__ is Array else getattr(x, "sharding", None)
+        return cls(type.shape, type.dtype, sharding=sharding, weak_type=type.weak)
+
     def __eq__(self, other: object) -> bool:
         same = isinstance(other, ShapeDtypeStruct) and self.type is other.type and self.vma == other.vma
         return same and self.sharding == other.sharding  # type: ignore[attr-defined]

@@ -331,12 +331,23 @@ def _is_internal(file: str) -> bool:
 
     The tours and the kernels of ``pallas.ops`` are written as a user would.
     """
+    if file.startswith(tuple(LEFT_OUT)):
+        return True
     if file.startswith(_PACKAGE):
         return not file.startswith(_WRITTEN_AS_USERS)
     for folder in _INSTALLED:
         if folder in file:
             return file.rpartition(folder)[2].split(os.sep)[0] in _CALLS_BACK
     return file.startswith((_STANDARD, "<frozen", "<meshwright"))
+
+
+LEFT_OUT: list[str] = []  # files and folders of libraries that do not want their own lines to be shown
+
+
+def leave_out(path: str) -> None:
+    """Show the line that called a library instead of those in this file or folder."""
+    LEFT_OUT.append(path)
+    _internal.clear()
 
 
 def is_users(file: str) -> bool:

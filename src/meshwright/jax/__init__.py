@@ -13,6 +13,7 @@ tiled, the axes of ``make_mesh`` are Explicit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from meshwright.ad_checkpoint import checkpoint_policies
@@ -34,14 +35,18 @@ from meshwright.compile.jit import disable_jit
 from meshwright.core.source import named_scope
 from meshwright.core.trace import Value as Array  # traced values are instances of it, too
 from meshwright.jax import ad_checkpoint as ad_checkpoint
+from meshwright.jax import api_util as api_util
 from meshwright.jax import config as _config
 from meshwright.jax import core as core
 from meshwright.jax import debug as debug
 from meshwright.jax import dtypes as dtypes
 from meshwright.jax import errors as errors
 from meshwright.jax import experimental as experimental
+from meshwright.jax import extend as extend
 from meshwright.jax import flatten_util as flatten_util
+from meshwright.jax import interpreters as interpreters
 from meshwright.jax import lax as lax
+from meshwright.jax import monitoring as monitoring
 from meshwright.jax import nn as nn
 from meshwright.jax import numpy as numpy
 from meshwright.jax import ops as ops
@@ -52,6 +57,7 @@ from meshwright.jax import stages as stages
 from meshwright.jax import tree as tree
 from meshwright.jax import tree_util as tree_util
 from meshwright.jax import typing as typing
+from meshwright.jax import version as version
 from meshwright.jax.api import (
     checkpoint,
     closure_convert,
@@ -85,16 +91,16 @@ from meshwright.jax.devices import (
 )
 from meshwright.jax.devices import first as _first
 from meshwright.jax.dtypes import float0
-from meshwright.kernel.state import empty_ref, freeze, new_ref
+from meshwright.jax.environment import print_environment_info
+from meshwright.jax.refs import Ref, ds, empty_ref, free_ref, freeze, memory, new_ref
+from meshwright.jax.version import __version__ as __version__
+from meshwright.jax.version import __version_info__ as __version_info__
 from meshwright.sharding.device import Device
 from meshwright.sharding.mesh import AxisType, Mesh, set_mesh
 from meshwright.sharding.mesh import make_mesh as _make_mesh
 from meshwright.sharding.named import NamedSharding
-from meshwright.sharding.single_device import default_device
+from meshwright.sharding.single_device import default_device as _default_device
 from meshwright.sharding.spec import P
-
-__version__ = "0.10.2"  # of JAX, whose names these are
-__version_info__ = (0, 10, 2)
 
 config = _config.config
 remat = checkpoint
@@ -150,6 +156,15 @@ def make_mesh(
     return _make_mesh(axis_shapes, axis_names, types, devices=_first(count, devices))
 
 
+def default_device(new_val: Any) -> AbstractContextManager[None]:
+    """``mw.default_device``.
+
+    >>> with default_device(devices()[0]):
+    ...     x = numpy.ones(2)
+    """
+    return _default_device(new_val)
+
+
 def block_until_ready(x: Any) -> Any:
     """``x``, whose arrays are computed.
 
@@ -172,6 +187,7 @@ __all__ = [
     "Device",
     "NamedSharding",
     "P",
+    "Ref",
     "ShapeDtypeStruct",
     "Shard",
     "block_until_ready",
@@ -191,11 +207,13 @@ __all__ = [
     "device_put",
     "devices",
     "disable_jit",
+    "ds",
     "effects_barrier",
     "empty_ref",
     "ensure_compile_time_eval",
     "eval_shape",
     "float0",
+    "free_ref",
     "freeze",
     "fwd_and_bwd",
     "grad",
@@ -215,10 +233,12 @@ __all__ = [
     "make_array_from_single_device_arrays",
     "make_jaxpr",
     "make_mesh",
+    "memory",
     "named_call",
     "named_scope",
     "new_ref",
     "pmap",
+    "print_environment_info",
     "process_count",
     "process_index",
     "process_indices",

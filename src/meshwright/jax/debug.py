@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import pdb
+import sys
 from typing import Any
 
 from meshwright.debug import callback, inspect_array_sharding, print, visualize_sharding
@@ -24,4 +26,21 @@ def visualize_array_sharding(arr: Any, **options: Any) -> None:
     _visualize(arr, **options)
 
 
-__all__ = ["callback", "inspect_array_sharding", "log", "print", "visualize_array_sharding", "visualize_sharding"]
+class DebugEffect:
+    """That an op shows something."""
+
+
+class OrderedDebugEffect(DebugEffect):
+    """That an op shows something, after what was shown before it."""
+
+
+def breakpoint(
+    *, backend: str | None = None, filter_frames: bool = True, num_frames: int | None = None, ordered: bool = False,
+    token: Any = None, **kwargs: Any,
+) -> None:  # fmt: skip
+    """Stop in Python's debugger at the line that calls this: when it is traced, if it is, with what is known then."""
+    debugger = pdb.Pdb()
+    debugger.set_trace(sys._getframe(1))
+
+
+__all__ = ["DebugEffect", "OrderedDebugEffect", "breakpoint", "callback", "inspect_array_sharding", "log", "print", "visualize_array_sharding", "visualize_sharding"]

@@ -1,5 +1,10 @@
 """``jax.tree``: pytrees by their short names."""
 
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
 from meshwright.jax.tree_util import tree_all as all
 from meshwright.jax.tree_util import tree_broadcast as broadcast
 from meshwright.jax.tree_util import tree_flatten as flatten
@@ -14,6 +19,17 @@ from meshwright.jax.tree_util import tree_structure as structure
 from meshwright.jax.tree_util import tree_transpose as transpose
 from meshwright.jax.tree_util import tree_unflatten as unflatten
 
+
+
+def static(**kwargs: Any) -> Any:
+    """A field of a dataclass that is part of the structure, with the options of ``dataclasses.field``.
+
+    >>> static(default="add").metadata["static"]
+    True
+    """
+    return dataclasses.field(**{**kwargs, "metadata": {**kwargs.get("metadata", {}), "static": True}})
+
+
 __all__ = [
     "all",
     "broadcast",
@@ -25,6 +41,7 @@ __all__ = [
     "map_with_path",
     "reduce",
     "reduce_associative",
+    "static",
     "structure",
     "transpose",
     "unflatten",

@@ -13,7 +13,6 @@ from meshwright import tree as trees
 from meshwright.core import tree
 from meshwright.core.source import here
 from meshwright.errors import TreeError
-from meshwright.tree import register_dataclass
 
 PyTreeDef = tree.TreeDef
 IsLeaf = Callable[[Any], bool] | None
@@ -133,13 +132,19 @@ def tree_all(tree: Any, *, is_leaf: IsLeaf = None) -> bool:
     return trees.all(tree_leaves(tree, is_leaf))
 
 
-def tree_reduce(function: Callable[[Any, Any], Any], tree: Any, *initializer: Any, is_leaf: IsLeaf = None) -> Any:
+_NOTHING = object()
+
+
+def tree_reduce(
+    function: Callable[[Any, Any], Any], tree: Any, initializer: Any = _NOTHING, is_leaf: IsLeaf = None
+) -> Any:
     """The leaves combined from left to right.
 
     >>> tree_reduce(lambda a, b: a + b, {"a": 1, "b": 2}, 10)
     13
     """
-    return functools.reduce(function, tree_leaves(tree, is_leaf), *initializer)
+    first = () if initializer is _NOTHING else (initializer,)
+    return functools.reduce(function, tree_leaves(tree, is_leaf), *first)
 
 
 def tree_reduce_associative(
@@ -323,9 +328,79 @@ def all_leaves(iterable: Iterable[Any], is_leaf: IsLeaf = None) -> bool:
     return len(found) == len(given) and all(a is b for a, b in zip(found, given, strict=True))
 
 
-def is_tree_node(x: Any) -> bool:
-    """Whether ``x`` is a container."""
-    return not all_leaves([x])
+def is_tree_node(typ: type) -> bool:
+    """Whether a class is one of containers.
+
+    >>> is_tree_node(dict), is_tree_node(int)
+    (True, False)
+    """
+    found = optree.register_pytree_node.get(typ, namespace=tree.NAMESPACE)  # type: ignore[attr-defined]
+    return found is not None or optree.is_namedtuple_class(typ)
+
+
+def flatten_one_level(tree: Any) -> tuple[tuple[Any, ...], Hashable]:
+    """The children of a container, and what is needed beside them to put it together again.
+
+    >>> flatten_one_level({"a": 1, "b": [2]})
+    ((1, [2]), ('a', 'b'))
+    """
+    pairs, rest = flatten_one_level_with_keys(tree)
+    return tuple(child for _, child in pairs), rest
+
+
+def flatten_one_level_with_keys(tree: Any) -> tuple[tuple[tuple[Any, Any], ...], Hashable]:
+    """The children of a container, each with its key, and what is needed beside them to put it together again.
+
+    >>> flatten_one_level_with_keys([5])
+    (((SequenceKey(idx=0), 5),), None)
+    """
+    if tree is not None and not is_tree_node(type(tree)):
+        raise TreeError(
+            f"A value of type {type(tree).__name__} is flattened by one level.",
+            where=here(),
+            why="it is a leaf, which has no children",
+            fix="jax.tree_util.all_leaves([x]) says whether x is a leaf",
+        )
+    pairs = tuple((path[0], child) for path, child in flatten_one_level_with_paths(tree))
+    rest: Any = optree.tree_flatten_one_level(tree, namespace=trees.tree.NAMESPACE)[1]
+    return pairs, tuple(rest) if isinstance(tree, dict) else rest
+
+
+class PyTreeRegistry:
+    """The containers there are: those of Python and those that were registered."""
+
+    def is_node(self, typ: type) -> bool:
+        """Whether a class is one of containers."""
+        return is_tree_node(typ)
+
+    def flatten(self, tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], PyTreeDef]:
+        """The leaves of a tree, and its structure."""
+        return tree_flatten(tree, is_leaf)
+
+    def flatten_with_path(self, tree: Any, is_leaf: IsLeaf = None) -> tuple[list[tuple[KeyPath, Any]], PyTreeDef]:
+        """The leaves, each with the keys that lead to it, and the structure."""
+        return tree_flatten_with_path(tree, is_leaf)
+
+    def flatten_one_level(self, tree: Any) -> tuple[tuple[Any, ...], Hashable] | None:
+        """The children of a container; None of a leaf."""
+        return flatten_one_level(tree) if tree is None or is_tree_node(type(tree)) else None
+
+    def register_node(self, *args: Any, **options: Any) -> None:
+        """``register_pytree_node``."""
+        register_pytree_node(*args, **options)
+
+
+default_registry = PyTreeRegistry()
+
+
+def register_dataclass(
+    nodetype: type[T],
+    data_fields: Sequence[str] | None = None,
+    meta_fields: Sequence[str] | None = None,
+    drop_fields: Sequence[str] = (),
+) -> type[T]:
+    """``mw.tree.register_dataclass``."""
+    return trees.register_dataclass(nodetype, data_fields, meta_fields, drop_fields)
 
 
 def treedef_children(treedef: PyTreeDef) -> list[PyTreeDef]:
@@ -377,6 +452,9 @@ __all__ = [
     "PyTreeDef",
     "SequenceKey",
     "all_leaves",
+    "default_registry",
+    "flatten_one_level",
+    "flatten_one_level_with_keys",
     "is_tree_node",
     "keystr",
     "register_dataclass",

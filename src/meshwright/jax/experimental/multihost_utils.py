@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from meshwright.core import tree
 from meshwright.core.current import current_processes
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
+from meshwright.sharding.device import Device
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding
 
@@ -90,6 +93,34 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     """
     _alone("global_array_to_host_local_array")
     return global_inputs
+
+
+class ProcessFailureError(RuntimeError):
+    """That processes have ended; ``failed_devices`` are the devices that they had."""
+
+    def __init__(self, failed_devices: set[Device]) -> None:
+        super().__init__(f"processes with the devices {sorted(d.id for d in failed_devices)} have ended")
+        self.failed_devices = failed_devices
+
+
+@contextmanager
+def live_devices(devices: Iterable[Device]) -> Iterator[set[Device]]:
+    """The devices of those given whose processes are alive; inside, all of them are.
+
+    >>> with live_devices([]) as alive:
+    ...     alive
+    set()
+    """
+    yield set(devices)
+
+
+def reached_preemption_sync_point(step_id: int) -> bool:
+    """Whether all processes are to save what they have at this step: nothing announces that they will be ended.
+
+    >>> reached_preemption_sync_point(7)
+    False
+    """
+    return False
 
 
 def _alone(name: str) -> None:

@@ -1,0 +1,5 @@
+"""``jax._src.state.types``."""
+
+from meshwright.kernel.state import StateRef as AbstractRef
+
+__all__ = ["AbstractRef"]
