@@ -37,14 +37,14 @@ frontend:
 	npm run check --prefix frontend
 	npm run build --prefix frontend
 
-# A training loop of flax and optax with one word changed, and models of flax and equinox read by from_jax, in a virtual
-# environment of their own
+# A training loop of flax and optax with one word changed, models of flax and equinox read by from_jax, and one of flax and
+# optax run by run-jax as it is, in a virtual environment of their own
 flax:
 	rm -rf $(APART)
 	$(PYTHON) -m venv $(APART)
 	$(APART)/bin/python -m pip install --quiet --constraint $(PINNED) ".[jax]" flax optax equinox pytest
 	$(APART)/bin/python benchmarks/bench_flax.py
-	$(APART)/bin/python -m pytest tests/interop/test_from_jax_libraries.py
+	$(APART)/bin/python -m pytest tests/interop/test_from_jax_libraries.py tests/models/test_jax_scripts.py -k "libraries or flax"
 	rm -rf $(APART)
 
 lint: $(VENV)/dev

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.api_util
 import jax.experimental
+import jax.extend.linear_util
+import jax.interpreters.partial_eval
+import jax.monitoring
 import numpy as np
 import pytest
 
@@ -153,11 +157,44 @@ def trees(j: Any) -> Any:
     ]  # fmt: skip
 
 
+def small_names(j: Any) -> Any:
+    u = j.tree_util
+    tree = {"b": [1, 2], "a": (3, None)}
+    ref = j.new_ref(X[0])
+    ref[1] = 7.0
+    struct = j.ShapeDtypeStruct((2, 3), np.float32)
+    like = j.ShapeDtypeStruct.like(j.numpy.ones((4, 2), np.int32))
+    heard: list[Any] = []
+    j.monitoring.register_event_duration_secs_listener(lambda event, seconds, **_: heard.append((event, seconds)))
+    j.monitoring.record_event_duration_secs("/meshwright/test", 1.5)
+    return [
+        u.flatten_one_level(tree), u.flatten_one_level([5, 6])[0],
+        [(str(key), child) for key, child in u.flatten_one_level_with_keys(tree)[0]],
+        [u.is_tree_node(kind) for kind in (dict, list, tuple, int, type(None))], u.default_registry.is_node(set),
+        u.tree_reduce(lambda a, b: a + b, tree, initializer=10), j.tree.static(default=3).metadata["static"],
+        j.freeze(ref), (struct.update(shape=(4,)).shape, struct.weak_type, like.shape, str(like.dtype)),
+        ("/meshwright/test", 1.5) in heard,
+    ]  # fmt: skip
+
+
+def partly_known(j: Any) -> Any:
+    """A function run on what is known, as flax does to make parameters that scans share."""
+    pe, lu = j.interpreters.partial_eval, j.extend.linear_util
+    args = [pe.PartialVal.known(np.float32(2)), pe.PartialVal.unknown(j.core.ShapedArray((3,), np.float32))]
+    info = j.api_util.debug_info("test", len, (), {})
+    flat, out_tree = j.api_util.flatten_fun_nokwargs(
+        lu.wrap_init(lambda x, y: {"a": x * 3, "b": (y * x, y.sum())}, debug_info=info), j.tree.structure((0, 0))
+    )
+    _, outs, _ = pe.trace_to_jaxpr_nounits(flat, args)
+    known = [one.is_known() for one in outs]
+    return known, float(outs[0].get_known()), outs[1][0].shape, outs[2][0].shape, out_tree().num_leaves
+
+
 CALLS: dict[str, Callable[[Any], Any]] = {
     one.__name__: one
     for one in (
         mean_of_gradients, through_unchecked, pmapped, smapped, inferred, automatic, typed, printed, made, derivatives,
-        renamed, trees,
+        renamed, trees, small_names, partly_known,
     )
 }  # fmt: skip
 
@@ -178,6 +215,22 @@ def test_a_function_gives_what_that_of_jax_gives(name: str):
     import jax.flatten_util
 
     same(CALLS[name](ours), CALLS[name](jax))
+
+
+def test_what_nothing_stands_in_for_is_refused_by_name():
+    with pytest.raises(
+        AttributeError, match=r"^jax\.extend\.core\.Primitive is not part of meshwright\.jax, which stands"
+    ):
+        ours.extend.core.Primitive  # noqa: B018
+    with pytest.raises(ours.errors.JaxRuntimeError) as error:
+        from meshwright.jax.experimental.hijax import HiPrimitive
+
+        HiPrimitive("new_variable").bind(1.0)
+    assert "\n".join(line for line in str(error.value).splitlines() if "at:" not in line) == (
+        "The op new_variable of jax.experimental.hijax has nothing that stands in for it here.\n"
+        "  why:  the types and ops of programs are Meshwright's own, and values are arrays\n"
+        "  fix:  variables without hijax=True, which are containers of arrays"
+    )
 
 
 def test_collectives_have_the_defaults_of_jax():

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import os
+import subprocess
+import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +56,25 @@ def test_a_script_gives_the_numbers_of_jax(name: str, shape: tuple[int, ...], ex
         scale = max(1.0, float(np.abs(np.asarray(expected, np.float64)).max()))
         error = float(np.abs(np.asarray(actual, np.float64) - np.asarray(expected, np.float64)).max()) / scale
         assert error <= 1e-5, f"{jax.tree_util.keystr(path)} differs by {error}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (find_spec("flax") and find_spec("optax")), reason="not installed: make flax")
+@pytest.mark.parametrize(("shape", "explicit"), MESHES)
+def test_a_script_of_flax_and_optax_gives_the_numbers_of_jax(shape: tuple[int, ...], explicit: bool, tmp_path: Path):
+    """Both libraries import ``jax``, so that each run is a process of its own."""
+    options = [*(["--mesh", *map(str, shape)] if shape else []), *["--explicit"] * explicit]
+    found = []
+    for name, before in (("ours", ["-m", "meshwright", "run-jax", "--devices", "8"]), ("theirs", [])):
+        path = tmp_path / f"{name}.npz"
+        command = [sys.executable, *before, str(SCRIPTS / "vit.py"), *options, "--save", str(path)]
+        flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **flags})
+        assert done.returncode == 0, done.stderr
+        found.append(np.load(path))
+    ours, theirs = found
+    assert set(ours) == set(theirs) and len(ours.files) > 70
+    for name in theirs:
+        scale = max(1.0, float(np.abs(theirs[name]).max()))
+        error = float(np.abs(ours[name].astype(np.float64) - theirs[name]).max()) / scale
+        assert error <= 1e-5, f"{name} differs by {error}"

@@ -20,7 +20,6 @@ from meshwright.jax.tree_util import tree_transpose as transpose
 from meshwright.jax.tree_util import tree_unflatten as unflatten
 
 
-
 def static(**kwargs: Any) -> Any:
     """A field of a dataclass that is part of the structure, with the options of ``dataclasses.field``.
 

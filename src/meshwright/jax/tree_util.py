@@ -12,6 +12,7 @@ import optree
 from meshwright import tree as trees
 from meshwright.core import tree
 from meshwright.core.source import here
+from meshwright.core.tree import NAMESPACE
 from meshwright.errors import TreeError
 
 PyTreeDef = tree.TreeDef
@@ -362,7 +363,7 @@ def flatten_one_level_with_keys(tree: Any) -> tuple[tuple[tuple[Any, Any], ...],
             fix="jax.tree_util.all_leaves([x]) says whether x is a leaf",
         )
     pairs = tuple((path[0], child) for path, child in flatten_one_level_with_paths(tree))
-    rest: Any = optree.tree_flatten_one_level(tree, namespace=trees.tree.NAMESPACE)[1]
+    rest: Any = optree.tree_flatten_one_level(tree, namespace=NAMESPACE)[1]
     return pairs, tuple(rest) if isinstance(tree, dict) else rest
 
 
