@@ -7,7 +7,7 @@ from importlib import metadata
 
 import numpy as np
 
-from meshwright.jax import devices
+from meshwright.jax.devices import default_backend, device_count, process_count
 from meshwright.jax.version import __version__
 
 
@@ -22,8 +22,8 @@ def print_environment_info(return_string: bool = False) -> str | None:
         f"optree: {metadata.version('optree')}",
         f"numpy:  {np.__version__}",
         f"python: {platform.python_version()}",
-        f"devices: {devices.device_count()} of the kind {devices.default_backend()}",
-        f"process_count: {devices.process_count()}",
+        f"devices: {device_count()} of the kind {default_backend()}",
+        f"process_count: {process_count()}",
         f"platform: {platform.platform()}",
     ]
     text = "\n".join(lines)
