@@ -12,7 +12,7 @@ from meshwright.kernel.state import StateRef as Ref
 from meshwright.kernel.state import freeze
 
 
-class MemorySpace(enum.Enum):
+class Space(enum.Enum):
     """The memory of a device, or of its host."""
 
     Device = enum.auto()
@@ -20,7 +20,7 @@ class MemorySpace(enum.Enum):
     Any = enum.auto()
 
 
-memory = SimpleNamespace(Space=MemorySpace)
+memory = SimpleNamespace(Space=Space)
 
 
 def new_ref(init_val: Any, *, memory_space: Any = None, kind: str | None = None) -> Ref:
@@ -45,4 +45,4 @@ def free_ref(ref: Ref) -> None:
     ref._value = None
 
 
-__all__ = ["MemorySpace", "Ref", "ds", "empty_ref", "free_ref", "freeze", "memory", "new_ref"]
+__all__ = ["Ref", "ds", "empty_ref", "free_ref", "freeze", "memory", "new_ref"]
