@@ -294,7 +294,7 @@ def test_the_layers_are_read_as_meant() -> None:
 # Two classes may share a name where both are public under it.
 SAME_CLASS_NAMES = {
     "Device": "mw.sharding.Device is a device of a mesh, dist.Device one of a device program",
-    "Layout": "jax.experimental.layout.Layout is the order of dims in memory, hardware.Layout where the devices of a mesh are",
+    "Layout": "that of JAX is the order of dims in memory, hardware.Layout how an array is split, by its indices",
 }
 
 
