@@ -211,3 +211,17 @@ def test_derivatives_are_those_of_jax(name: str) -> None:
 
     ours = mjax.grad(total(mjax), case.by)(*case.arguments)
     assert_close(ours, jax.jit(jax.grad(total(jax), case.by))(*case.arguments), 5 * case.within)
+
+
+def test_derivatives_of_betainc_by_its_parameters_where_the_fraction_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX has none: differences of its values."""
+    monkeypatch.setattr(mw.config, "enable_x64", True)
+    a, b, x = np.array([1.0, 2.5, 3.0]), np.array([2.0, 1.0, 3.0]), np.array([0.2, 0.7, 0.5])
+    ours = mw.grad(lambda a, b: mw.lax.betainc(a, b, x).sum(), (0, 1))(a, b)
+    step = 1e-5
+    with jax.enable_x64(True):
+        f = lambda a, b: np.asarray(jax.lax.betainc(a, b, x))
+        by_a = (f(a + step, b) - f(a - step, b)) / (2 * step)
+        by_b = (f(a, b + step) - f(a, b - step)) / (2 * step)
+    np.testing.assert_allclose(ours[0], by_a, rtol=1e-7)
+    np.testing.assert_allclose(ours[1], by_b, rtol=1e-7)

@@ -24,6 +24,7 @@ from meshwright.core.trace import Array, Value, state
 from meshwright.core.trace import run as run_program
 from meshwright.errors import MeshwrightError
 from meshwright.jax.core import ShapedArray
+from meshwright.jax.lax.primitives import asked_of_primitives
 from meshwright.sharding.device import Device
 from meshwright.sharding.mesh import get_mesh
 from meshwright.sharding.named import NamedSharding
@@ -118,8 +119,9 @@ def checkpoint(
 ) -> Any:  # fmt: skip
     """``mw.checkpoint``."""
     flag = prevent_cse if isinstance(prevent_cse, bool) else any(prevent_cse)
+    asked = asked_of_primitives(policy)
     return custom.checkpoint(
-        fun, prevent_cse=flag, policy=policy, static_argnums=static_argnums, static_argnames=static_argnames
+        fun, prevent_cse=flag, policy=asked, static_argnums=static_argnums, static_argnames=static_argnames
     )
 
 

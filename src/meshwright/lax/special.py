@@ -74,25 +74,60 @@ def _series(a: Any, x: Any) -> Any:
     return while_loop(goes_on, step, (np.asarray(1, x.dtype), one, one))[2]
 
 
-def _fraction(a: Any, x: Any) -> Any:
-    """K of Q(a, x) = K x^a e^-x / gamma(a): the quotient of two recurrences, which are kept from growing."""
+Start = Callable[[Any], tuple[Any, Any]]  # of a parameter: parts of a recurrence, and what it has found
+Step = Callable[[Any, Any, Any], tuple[Any, Any]]  # of the parameter, the number of the step, and the parts: the same
 
-    def step(state: Any) -> Any:
-        n, tops, bottoms, found, moving = state
+
+def _limit(start: Start, step: Step, p: Any) -> Any:
+    """What a recurrence finds at last: each element by itself, so that none moves on once it is there."""
+
+    def body(state: Any) -> Any:
+        n, parts, found, moving = state
+        parts, new = step(p, n, parts)
+        new = where(moving, new, found)
+        return n + 1, parts, new, moving & (abs(new - found) > _tiny(p.dtype) * abs(new))
+
+    parts, found = start(p)
+    begin = np.asarray(1, p.dtype), parts, found, full_like(found, True, bool)
+    return while_loop(_goes_on, body, begin)[2]
+
+
+def _limit_and_slope(start: Start, step: Step, p: Any) -> tuple[Any, Any]:
+    """The limit of a recurrence and its derivative by the parameter. Where the parameter is an integer, a continued
+    fraction may end, and its derivative goes on: so both have to be there."""
+    one = full_like(p, 1)
+
+    def body(state: Any) -> Any:
+        n, parts, slopes, found, slope, moving = state
+        (parts, new), (slopes, turned) = jvp(lambda p, parts: step(p, n, parts), (p, parts), (one, slopes))
+        new, turned = where(moving, new, found), where(moving, turned, slope)
+        far = [abs(y - x) > _tiny(p.dtype) * abs(y) for x, y in ((found, new), (slope, turned))]
+        return n + 1, parts, slopes, new, turned, moving & (far[0] | far[1])
+
+    (parts, found), (slopes, slope) = jvp(start, (p,), (one,))
+    begin = np.asarray(1, p.dtype), parts, slopes, found, slope, full_like(found, True, bool)
+    *_, found, slope, _ = while_loop(_goes_on, body, begin)
+    return found, slope
+
+
+def _goes_on(state: Any) -> Any:
+    return (state[0] < _MOST_STEPS) & any(state[-1])
+
+
+def _fraction(x: Any) -> tuple[Start, Step]:
+    """K of Q(a, x) = K x^a e^-x / gamma(a) for each a: the quotient of two recurrences, which are kept from growing."""
+
+    def start(a: Any) -> Any:
+        bottom = (x - a + 2) * x
+        return (full_like(x, 1), x + 1, x, bottom), (x + 1) / bottom
+
+    def step(a: Any, n: Any, parts: Any) -> Any:
         z, yn = x - a + (2 * n + 2), (n + 1 - a) * n
-        top, bottom = (new * z - old * yn for old, new in (tops, bottoms))
-        zero = bottom == 0
-        ratio = where(zero | ~moving, found, top / where(zero, 1, bottom))
+        top, bottom = parts[1] * z - parts[0] * yn, parts[3] * z - parts[2] * yn
         scale = where(abs(top) > 1 / _tiny(x.dtype), _tiny(x.dtype), 1)
-        moving = moving & (zero | (abs(ratio - found) > _tiny(x.dtype) * abs(ratio)))
-        return n + 1, (tops[1] * scale, top * scale), (bottoms[1] * scale, bottom * scale), ratio, moving
+        return (parts[1] * scale, top * scale, parts[3] * scale, bottom * scale), top / bottom
 
-    def goes_on(state: Any) -> Any:
-        return (state[0] < _MOST_STEPS) & any(state[4])
-
-    z = x - a + 2
-    start = np.asarray(1, x.dtype), (full_like(x, 1), x + 1), (x, z * x), (x + 1) / (z * x), full_like(x, True, bool)
-    return while_loop(goes_on, step, start)[3]
+    return start, step
 
 
 def _by_a(function: Elementwise, a: Any, x: Any) -> tuple[Any, Any]:
@@ -117,7 +152,7 @@ def _tails(a: Any, x: Any) -> tuple[Any, Any]:
     """P and Q, each computed as it is where it is the smaller one."""
     by_sum, low, high = _two_parts(a, x)
     below = _series(*low) * exp(_logarithm(*low)) / low[0]
-    above = _fraction(*high) * exp(_logarithm(*high))
+    above = _limit(*_fraction(high[1]), high[0]) * exp(_logarithm(*high))
     p, q = where(by_sum, below, 1 - above), where(by_sum, 1 - below, above)
     for case, at in ((isinf(x) | (a == 0), 1.0), ((x == 0) | isinf(a), 0.0)):
         p, q = where(case, at, p), where(case, 1 - at, q)
@@ -167,7 +202,7 @@ def igamma_grad_a(a: Any, x: Any) -> Any:
     by_sum, low, high = _two_parts(a, x)
     total, slope = _by_a(_series, *low)
     below = exp(_logarithm(*low)) / low[0] * (total * (log(low[1]) - digamma(low[0] + 1)) + slope)
-    total, slope = _by_a(_fraction, *high)
+    total, slope = _limit_and_slope(*_fraction(high[1]), high[0])
     above = exp(_logarithm(*high)) * (total * (log(high[1]) - digamma(high[0])) + slope)
     found = where(x == 0, 0, where(by_sum, below, -above))
     return where(_outside(a, x), np.nan, found)
@@ -179,7 +214,7 @@ def random_gamma_grad(a: Any, sample: Any) -> Any:
     by_sum, low, high = _two_parts(a, sample)
     total, slope = _by_a(_series, *low)
     below = -(total * (log(low[1]) - digamma(low[0] + 1)) + slope) * low[1] / low[0]
-    total, slope = _by_a(_fraction, *high)
+    total, slope = _limit_and_slope(*_fraction(high[1]), high[0])
     above = (total * (log(high[1]) - digamma(high[0])) + slope) * high[1]
     found = where(sample == 0, 0, where(by_sum, below, above))
     return where(_outside(a, sample), np.nan, found)
@@ -193,42 +228,70 @@ def _outside(a: Any, x: Any) -> Any:
 # The incomplete beta function
 
 
-def _beta_fraction(a: Any, b: Any, x: Any) -> Any:
-    """The continued fraction of I_x(a, b) by Lentz's method: two of its parts in a step."""
+def _beta_fraction(x: Any, a_of: Elementwise, b_of: Elementwise) -> tuple[Start, Step]:
+    """The continued fraction of I_x(a, b) by Lentz's method, two of its parts in a step; ``a`` and ``b`` are functions
+    of the parameter."""
     least = float(np.finfo(x.dtype).tiny) * 2**10
 
     def kept(y: Any) -> Any:
         return where(abs(y) < least, least, y)
 
-    def step(state: Any) -> Any:
-        n, c, d, before, moving = state
+    def start(p: Any) -> Any:
+        a, b = a_of(p), b_of(p)
+        d = 1 / kept(1 - (a + b) * x / (a + 1))
+        return (full_like(x, 1), d, d), d
+
+    def step(p: Any, n: Any, parts: Any) -> Any:
+        a, b = a_of(p), b_of(p)
+        c, d, found = parts
         even = n * (b - n) * x / ((a + 2 * n - 1) * (a + 2 * n))
         odd = -(a + n) * (a + b + n) * x / ((a + 2 * n) * (a + 2 * n + 1))
-        found = before
         for part in (even, odd):
             d = 1 / kept(1 + part * d)
             c = kept(1 + part / c)
-            found = where(moving, found * c * d, found)
-        return n + 1, c, d, found, moving & (abs(found - before) > _tiny(x.dtype) * abs(found))
+            found = found * c * d
+        return (c, d, found), found
 
-    def goes_on(state: Any) -> Any:
-        return (state[0] < _MOST_STEPS) & any(state[4])
+    return start, step
 
-    d = 1 / kept(1 - (a + b) * x / (a + 1))
-    start = np.asarray(1, x.dtype), full_like(x, 1), d, d, full_like(x, True, bool)
-    return while_loop(goes_on, step, start)[3]
+
+def _swapped(a: Any, b: Any, x: Any) -> tuple[Any, Any, Any]:
+    """Where I_x(a, b) is 1 - I_(1 - x)(b, a), in which the fraction is the faster; where it is a number at all, and the
+    argument of the fraction."""
+    swapped = x > (a + 1) / (a + b + 2)
+    usable = (a > 0) & (b > 0) & (x > 0) & (x < 1)
+    return swapped, usable, where(usable, where(swapped, 1 - x, x), 0.5)
+
+
+def _beta_prefactor(a: Any, b: Any, x: Any) -> Any:
+    return exp(a * log(x) + b * log1p(-x) + lgamma(a + b) - lgamma(a) - lgamma(b)) / a
+
+
+def _beta_parts(a: Any, b: Any, x: Any, of_a: bool) -> tuple[Any, Any]:
+    """I_x(a, b) before its ends are looked at, and its derivative by ``a`` or by ``b``."""
+    swapped, usable, at = _swapped(a, b, x)
+    p, other = (where(usable, y, 1) for y in ((a, b) if of_a else (b, a)))
+    # the fraction's own arguments: the parameter stands first where nothing is swapped and it is a, or the reverse
+    first = ~swapped if of_a else swapped
+    a_of: Elementwise = lambda p: where(first, p, other)
+    b_of: Elementwise = lambda p: where(first, other, p)
+    value, slope = _limit_and_slope(*_beta_fraction(at, a_of, b_of), p)
+    before, turned = jvp(lambda p: _beta_prefactor(a_of(p), b_of(p), at), (p,), (full_like(p, 1),))
+    found, moved = before * value, before * slope + turned * value
+    return where(swapped, 1 - found, found), where(swapped, -moved, moved)
 
 
 def _betainc(a: Any, b: Any, x: Any) -> Any:
-    swapped = x > (a + 1) / (a + b + 2)
-    usable = (a > 0) & (b > 0) & (x > 0) & (x < 1)
-    a_, b_ = where(usable, where(swapped, b, a), 1), where(usable, where(swapped, a, b), 1)
-    x_ = where(usable, where(swapped, 1 - x, x), 0.5)
-    logarithm = a_ * log(x_) + b_ * log1p(-x_) + lgamma(a_ + b_) - lgamma(a_) - lgamma(b_)
-    found = exp(logarithm) * _beta_fraction(a_, b_, x_) / a_
+    swapped, usable, at = _swapped(a, b, x)
+    p, other = where(usable, where(swapped, b, a), 1), where(usable, where(swapped, a, b), 1)
+    found = _beta_prefactor(p, other, at) * _limit(*_beta_fraction(at, lambda p: p, lambda p: other), p)
     found = where(swapped, 1 - found, found)
     found = where(x == 0, 0, where(x == 1, 1, found))
     return where((a <= 0) | (b <= 0) | (x < 0) | (x > 1) | isnan(a) | isnan(b) | isnan(x), np.nan, found)
+
+
+def _beta_slope(of_a: bool) -> Elementwise:
+    return lambda t, out, a, b, x: t * where((x <= 0) | (x >= 1), 0, _beta_parts(a, b, x, of_a)[1])
 
 
 def _beta_density(a: Any, b: Any, x: Any) -> Any:
@@ -237,9 +300,7 @@ def _beta_density(a: Any, b: Any, x: Any) -> Any:
 
 _betainc_rule = custom_jvp(_betainc)
 _betainc_rule.defjvps(
-    lambda t, out, a, b, x: t * jvp(lambda a: _betainc(a, b, x), (a,), (full_like(a, 1),))[1],
-    lambda t, out, a, b, x: t * jvp(lambda b: _betainc(a, b, x), (b,), (full_like(b, 1),))[1],
-    lambda t, out, a, b, x: t * _beta_density(a, b, x),
+    _beta_slope(of_a=True), _beta_slope(of_a=False), lambda t, out, a, b, x: t * _beta_density(a, b, x)
 )
 
 

@@ -9,6 +9,7 @@ Keys are arrays of two uint32 words, the words of JAX's threefry keys. A key is 
 """
 
 from meshwright.random.choices import categorical, choice, permutation, randint
+from meshwright.random.counts import binomial, multinomial, poisson
 from meshwright.random.distributions import (
     double_sided_maxwell,
     geometric,
@@ -22,6 +23,7 @@ from meshwright.random.distributions import (
     wald,
     weibull_min,
 )
+from meshwright.random.gammas import ball, beta, chisquare, dirichlet, f, gamma, generalized_normal, loggamma, t
 from meshwright.random.keys import PRNGKey, bits, clone, fold_in, key, key_data, split, wrap_key_data
 from meshwright.random.samples import (
     bernoulli,
@@ -38,32 +40,44 @@ from meshwright.random.samples import (
 
 __all__ = [
     "PRNGKey",
+    "ball",
     "bernoulli",
+    "beta",
+    "binomial",
     "bits",
     "categorical",
     "cauchy",
+    "chisquare",
     "choice",
     "clone",
+    "dirichlet",
     "double_sided_maxwell",
     "exponential",
+    "f",
     "fold_in",
+    "gamma",
+    "generalized_normal",
     "geometric",
     "gumbel",
     "key",
     "key_data",
     "laplace",
+    "loggamma",
     "logistic",
     "lognormal",
     "maxwell",
+    "multinomial",
     "multivariate_normal",
     "normal",
     "orthogonal",
     "pareto",
     "permutation",
+    "poisson",
     "rademacher",
     "randint",
     "rayleigh",
     "split",
+    "t",
     "triangular",
     "truncated_normal",
     "uniform",

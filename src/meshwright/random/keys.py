@@ -193,7 +193,11 @@ def bits(key: ArrayLike, shape: Any = (), dtype: DTypeLike = None, *, out_shardi
 
 def random_bits(key: Value, shape: Shape, dtype: DType) -> Value:
     """Random bits of a checked key, inside another sampler."""
-    high, low = _hash(key, shape)
+    return each_word(*_hash(key, shape), dtype)
+
+
+def each_word(high: Value, low: Value, dtype: DType) -> Value:
+    """The two words of a hash as one unsigned integer."""
     if dtype == UINT64:
         return or_(shift_left(convert(high, dtype), 32), convert(low, dtype))
     return convert(xor(high, low), dtype)
@@ -212,9 +216,13 @@ def words(key: Value) -> tuple[Value, Value]:
 
 def _hash(key: Value, shape: Shape) -> tuple[Value, Value]:
     """The hash of each element's place, counted through the whole array in 64 bits."""
-    high, low = _places(shape)
-    found: tuple[Value, Value] = threefry2x32(*words(key), high, low)
+    found: tuple[Value, Value] = threefry2x32(*words_of_places(key, shape))
     return found
+
+
+def words_of_places(key: Value, shape: Shape) -> tuple[Any, Any, Any, Any]:
+    """What is hashed for each element of an array: the words of the key, and those of the element's place."""
+    return *words(key), *_places(shape)
 
 
 def _places(shape: Shape) -> tuple[Any, Any]:

@@ -88,11 +88,19 @@ def _uniform(key: Value, low: Value, high: Value, *, shape: Shape, dtype: DType)
 
 
 def unit(key: Value, shape: Shape, dtype: DType) -> Value:
+    """Numbers in [0, 1) of a checked key."""
+    return to_unit(random_bits(key, shape, width_of_bits(dtype)), dtype)
+
+
+def width_of_bits(dtype: DType) -> DType:
+    """The unsigned integers that numbers of a dtype are drawn as."""
+    return UINT_OF_WIDTH[dtype.itemsize if int(finfo(dtype).nmant) >= 8 else 1]
+
+
+def to_unit(drawn: Value, dtype: DType) -> Value:
     """Numbers in [0, 1): random mantissas make numbers in [1, 2), and 1 is subtracted."""
-    mantissa = int(finfo(dtype).nmant)
-    width = 8 * dtype.itemsize if mantissa >= 8 else 8
+    mantissa, width = int(finfo(dtype).nmant), 8 * drawn.dtype.itemsize
     pattern = UINT_OF_WIDTH[dtype.itemsize]
-    drawn = random_bits(key, shape, UINT_OF_WIDTH[width // 8])
     one = int(np.ones((), dtype).view(pattern))
     filled = or_(shift_right_logical(convert(drawn, pattern), width - mantissa), one)
     return sub(bitcast(filled, dtype=dtype), 1.0)
@@ -108,9 +116,12 @@ def between(u: Value, low: Value, high: Value) -> Value:
 
 def stretched(key: Value, shape: Shape, dtype: DType, low: Any) -> Value:
     """Numbers in [low, 1) for a bound known in advance."""
+    return _stretched(unit(key, shape, dtype), dtype, low)
+
+
+def _stretched(u: Value, dtype: DType, low: Any) -> Value:
     bound = np.asarray(low, dtype)
     span = np.asarray(1, dtype) - bound
-    u = unit(key, shape, dtype)
     if span == 1 and dtype != FLOAT16:  # the bound is nothing beside other numbers, and only replaces 0
         return maximum(u, float(bound))
     if math.frexp(span)[0] == 0.5:  # a product by a power of two needs no rounding
@@ -148,8 +159,12 @@ def _normal(key: Value, *, shape: Shape, dtype: DType) -> Value:
 
 
 def _normal_real(key: Value, shape: Shape, dtype: DType) -> Value:
-    u = stretched(key, shape, dtype, _above_minus_one(dtype))
-    return mul(math.sqrt(2), reproducible_erf_inv(u))
+    return to_normal(unit(key, shape, dtype), dtype)
+
+
+def to_normal(u: Value, dtype: DType) -> Value:
+    """Numbers in [0, 1) as normal ones."""
+    return mul(math.sqrt(2), reproducible_erf_inv(_stretched(u, dtype, _above_minus_one(dtype))))
 
 
 def _over_root_two(x: Value) -> Value:

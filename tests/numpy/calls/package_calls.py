@@ -165,5 +165,14 @@ RANDOM.update(
         NotDrawn("compared by name in test_polynomials"),
     )
 )
+RANDOM.update(
+    dict.fromkeys(
+        [
+            "ball", "beta", "binomial", "chisquare", "dirichlet", "f", "gamma", "generalized_normal", "loggamma",
+            "multinomial", "poisson", "t",
+        ],
+        NotDrawn("compared by name in tests/random"),
+    )
+)  # fmt: skip
 RANDOM.update(dict.fromkeys(["triangular", "wald", "weibull_min"], NotDrawn("compared by name in test_polynomials")))
 PACKAGE.update(dict.fromkeys(("microbatched", "named_scope"), NotDrawn("JAX has none, or returns nothing to compare")))

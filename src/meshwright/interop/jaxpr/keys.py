@@ -74,6 +74,11 @@ def _fold_in(key: Value, data: Value) -> Value:
     return _each(random.fold_in, dims, key, data)
 
 
+def _gamma(key: Value, a: Value, log_space: bool) -> Value:
+    draw = random.loggamma if log_space else random.gamma
+    return _each(lambda one, a: draw(one, a, dtype=a.dtype), key.ndim - 1, key, a)
+
+
 # What only moves elements, and so moves keys word by word
 MOVES = frozenset({
     "broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather",
@@ -88,4 +93,5 @@ RULES: dict[str, Callable[..., Any]] = {
     "random_bits": _bits,
     "random_split": _split,
     "random_fold_in": _fold_in,
+    "random_gamma": _gamma,
 }

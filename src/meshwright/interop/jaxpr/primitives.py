@@ -13,10 +13,8 @@ import numpy as np
 from meshwright import lax
 from meshwright import numpy as mnp
 from meshwright.core.op import REGISTRY
-from meshwright.core.source import here
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError
 
 Rule = Callable[..., Any]
 
@@ -220,25 +218,15 @@ def _round(x: Value, rounding_method: Any) -> Any:
 
 
 def _fft(x: Value, fft_type: Any, fft_lengths: Any) -> Any:
-    return REGISTRY["fft"](x, kind=_FFT_KINDS[int(fft_type)], lengths=tuple(map(int, fft_lengths)))
-
-
-_FFT_KINDS = ("fft", "ifft", "rfft", "irfft")
+    return REGISTRY["fft"](x, kind=fft_type.name.lower(), lengths=tuple(map(int, fft_lengths)))
 
 
 def _triangular_solve(a: Value, b: Value, **flags: Any) -> Any:
     return REGISTRY["triangular_solve"](a, b, **{name: bool(flag) for name, flag in flags.items()})
 
 
-def _qr(x: Value, full_matrices: bool, **params: Any) -> Any:
-    if params.get("pivoting"):
-        raise MeshwrightError(
-            "JAX's qr with pivoting cannot become part of a program.",
-            where=here(),
-            why="there is no factorization here that permutes columns",
-            fix="jnp.linalg.qr(x), without pivoting=True",
-        )
-    return REGISTRY["qr"](x, full=bool(full_matrices))
+def _qr(x: Value, full_matrices: bool, pivoting: bool = False, **_: Any) -> Any:
+    return tuple(lax.linalg.qr(x, pivoting=bool(pivoting), full_matrices=bool(full_matrices)))
 
 
 def _eigh(x: Value, lower: bool, **_: Any) -> Any:
@@ -252,15 +240,8 @@ def _svd(x: Value, full_matrices: bool, compute_uv: bool, **_: Any) -> Any:
 
 
 def _eig(x: Value, compute_left_eigenvectors: bool, compute_right_eigenvectors: bool, **_: Any) -> Any:
-    if compute_left_eigenvectors:
-        raise MeshwrightError(
-            "JAX's eig cannot become part of a program.",
-            where=here(),
-            why="it asks for left eigenvectors",
-            fix="jnp.linalg.eig(x)",
-        )
-    values, vectors = REGISTRY["eig"](x)
-    return (values, vectors) if compute_right_eigenvectors else (values,)
+    flags = {"compute_left_eigenvectors": compute_left_eigenvectors}
+    return tuple(lax.linalg.eig(x, compute_right_eigenvectors=compute_right_eigenvectors, **flags))
 
 
 def _total_order(compare: str) -> Rule:
@@ -277,6 +258,23 @@ def _ordered(x: Value) -> Any:
         return x
     bits = REGISTRY["bitcast"](x, dtype=np.dtype(f"int{8 * x.dtype.itemsize}"))
     return lax.select(lax.lt(bits, 0), lax.bitwise_xor(bits, np.iinfo(bits.dtype).max), bits)
+
+
+def _all_of(function: Any) -> Rule:
+    """A function of arrays alone; what JAX says besides, of sharding or accuracy, changes no number."""
+    return lambda *xs, **_: function(*xs)
+
+
+def _unstack(x: Value, axis: int, **_: Any) -> Any:
+    return tuple(lax.unstack(x, int(axis)))
+
+
+def _approx_top_k(x: Value, k: int, reduction_dimension: int, is_max_k: bool, **_: Any) -> Any:
+    return tuple((lax.approx_max_k if is_max_k else lax.approx_min_k)(x, k, int(reduction_dimension)))
+
+
+def _ormqr(a: Value, taus: Value, c: Value, left: bool, transpose: bool, **_: Any) -> Any:
+    return lax.linalg.ormqr(a, taus, c, left=left, transpose=transpose)
 
 
 def _barrier(*xs: Value) -> Any:
@@ -341,6 +339,21 @@ RULES: dict[str, Rule] = {
     "svd": _svd,
     "eig": _eig,
     "cholesky": lambda x, **_: REGISTRY["cholesky"](x),
+    **{name: _all_of(getattr(lax, name)) for name in (
+        "bessel_i0e", "bessel_i1e", "igamma", "igammac", "igamma_grad_a", "mulhi", "random_gamma_grad", "zeta",
+    )},
+    "regularized_incomplete_beta": _all_of(lax.betainc),
+    "reduce_xor": lambda x, axes, **_: lax.reduce_xor(x, tuple(map(int, axes))),
+    "stage": lambda x, **_: x,
+    "tile": lambda x, reps, **_: lax.tile(x, tuple(map(int, reps))),
+    "unstack": _unstack,
+    "approx_top_k": _approx_top_k,
+    **{name: _all_of(getattr(lax.linalg, name)) for name in ("cholesky_update", "hessenberg", "householder_product")},
+    "lu_pivots_to_permutation": lambda x, permutation_size: lax.linalg.lu_pivots_to_permutation(x, permutation_size),
+    "ormqr": _ormqr,
+    "symmetric_product": lambda a, c, alpha, beta: lax.linalg.symmetric_product(a, c, alpha=alpha, beta=beta),
+    "tridiagonal": lambda x, lower: lax.linalg.tridiagonal(x, lower=lower),
+    "tridiagonal_solve": lambda *xs, **_: lax.linalg.tridiagonal_solve(*xs),
     "threefry2x32": lambda *xs: tuple(REGISTRY["threefry2x32"](*together(*xs))),
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 from meshwright.arrays.operands import value
@@ -10,6 +10,7 @@ from meshwright.core.op import REGISTRY, Op
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
 from meshwright.interop.jaxpr.primitives import RULES
+from meshwright.transform.policies import Policy
 
 # Ops whose primitive in JAX has another name, and names in `lax` of primitives that have another one themselves.
 _OF_OPS = {
@@ -20,7 +21,7 @@ _IN_LAX = {f"scatter_{name}": f"scatter-{name}" for name in ("add", "mul", "min"
 # What stands in programs of JAX and is an op of no name here, or a structure that functions make.
 _NAMES_ALONE = frozenset({
     "after_all", "create_token", "dce_sink", "device_put", "linear_solve", "reduce", "reduce_window",
-    "select_and_scatter", "ragged_all_to_all", "rng_bit_generator", "approx_top_k", "random_gamma",
+    "select_and_scatter", "ragged_all_to_all", "rng_bit_generator", "random_gamma",
 })  # fmt: skip
 _SEVERAL = frozenset({
     "approx_top_k", "eig", "eigh", "lu", "optimization_barrier", "qr", "sort", "split", "svd", "threefry2x32", "top_k",
@@ -80,3 +81,15 @@ def primitive_of(op: Op) -> Primitive:
     """The primitive that an op is in JAX: policies of ``checkpoint`` compare it."""
     name = _OF_OPS.get(op.name, op.name)
     return primitive(_IN_LAX.get(name, name))
+
+
+def asked_of_primitives(policy: Any) -> Any:
+    """A policy of ``checkpoint`` as JAX calls it, with primitives, as one that is asked of ops."""
+    if policy is None or isinstance(policy, Policy) or not callable(policy):
+        return policy
+
+    @wraps(policy)
+    def asked(op: Op, *types: Any, **params: Any) -> Any:
+        return policy(primitive_of(op), *types, **params)
+
+    return asked
