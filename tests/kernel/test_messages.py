@@ -345,5 +345,10 @@ def test_blocks_that_depend_on_numbers_take_an_unknown_time():
         "How long <lambda> takes is not known before it runs.\n"
         "  at:   FILE:N   call = pl.pallas_call(lambda rows, x_ref, out_ref: None, struct((2, 8)), grid_spec=grid)\n"
         "  why:  which blocks it fetches may depend on the numbers that are prefetched\n"
-        "  fix:  index maps of the grid alone, in the program that is simulated"
+        "  fix:  make them constants of the program: mw.make_program(lambda x: f(x, numbers))(…), not arguments of it"
     )
+    rows = mnp.array([1, 1], mnp.int32)
+    known = mw.simulate(mw.make_program(lambda x: call(rows, x))(mnp.ones((2, 8))), "tpu v5e")
+    two = mw.simulate(mw.make_program(lambda x: call(mnp.array([0, 1], mnp.int32), x))(mnp.ones((2, 8))), "tpu v5e")
+    # A block that stays is fetched and written once.
+    assert (known.nbytes, two.nbytes) == (2 * 32, 4 * 32)

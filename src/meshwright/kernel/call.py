@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -207,9 +208,15 @@ class Runner:
     ) -> list[list[Data]]:
         return run_kernel(self.call, mesh, inputs, places)
 
-    def timeline(self, mesh: dict[str, int], types: Sequence[TensorType], topology: Topology) -> Timeline:
-        """How long the kernel takes on operands of these types."""
-        return run_on_clock(self.call, mesh, self._no_numbers(mesh, types, "How long {} takes"), topology)
+    def timeline(
+        self,
+        mesh: dict[str, int],
+        types: Sequence[TensorType],
+        topology: Topology,
+        known: Mapping[int, Data | None] = MappingProxyType({}),
+    ) -> Timeline:
+        """How long the kernel takes on operands of these types, of which some are known."""
+        return run_on_clock(self.call, mesh, self._no_numbers(mesh, types, "How long {} takes", known), topology)
 
     def slots(self, mesh: dict[str, int], types: Sequence[TensorType]) -> Slots:
         """What the kernel does at the same time, on operands of these types."""
@@ -218,15 +225,23 @@ class Runner:
         _run(self.call, mesh, inputs, TaskSchedule(True), False, None, clock)
         return Slots(self.call.name, mesh, tuple(clock.works))
 
-    def _no_numbers(self, mesh: dict[str, int], types: Sequence[TensorType], asked: str) -> list[list[Data]]:
+    def _no_numbers(
+        self,
+        mesh: dict[str, int],
+        types: Sequence[TensorType],
+        asked: str,
+        known: Mapping[int, Data | None] = MappingProxyType({}),
+    ) -> list[list[Data]]:
         """Operands of all devices that take no memory, where they do not decide what is asked for."""
         unknown = ""
-        if None in self.call.grid:
+        head = sum(t.num_leaves for t in self.call.in_trees[: self.call.scalars])
+        sizes = range(len(types) - self.call.grid.count(None), len(types))
+        if any(known.get(n) is None for n in sizes):
             unknown = f"sizes of its grid are computed: {self.call.grid}"
             fix = "grid=(4, 4), numbers of Python, in the program that is simulated"
-        elif self.call.scalars:
+        elif any(known.get(n) is None for n in range(head)):
             unknown = "which blocks it fetches may depend on the numbers that are prefetched"
-            fix = "index maps of the grid alone, in the program that is simulated"
+            fix = "make them constants of the program: mw.make_program(lambda x: f(x, numbers))(…), not arguments of it"
         if unknown:
             raise KernelError(
                 f"{asked.format(self.call.name)} is not known before it runs.",
@@ -235,6 +250,9 @@ class Runner:
                 fix=fix,
             )
         device = [np.broadcast_to(np.zeros((), t.dtype), t.shape) for t in types]
+        for n, value in known.items():
+            if value is not None and value.dtype.kind in "biu":  # what a kernel may decide by
+                device[n] = value
         return [device] * prod(mesh.values())
 
 

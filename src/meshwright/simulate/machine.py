@@ -18,7 +18,7 @@ from meshwright.core.axis_names import axis_part
 from meshwright.core.dtypes import real_part
 from meshwright.core.facts import Across, Fusion, Structure
 from meshwright.core.op import No, fusion_of
-from meshwright.core.program import Eqn, Literal, Program, Var
+from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.source import here
 from meshwright.errors import HardwareError
 from meshwright.hardware.chips import dtype_name
@@ -81,6 +81,7 @@ class Machine:
         self.measured = Measured.of(self.chip) if measured else None
         self.notes: dict[str, None] = {}
         self.half_zero: set[Var] = set()
+        self.known: dict[Atom, Any] = {}  # values that are known before the program runs
         self._collectives: dict[object, TaskCost] = {}
         self._kernels: dict[object, TaskCost] = {}
 
@@ -111,7 +112,8 @@ class Machine:
             types = tuple(a.type for a in eqn.inputs), tuple(v.type for v in eqn.outputs)
             nbytes = kernel.nbytes if len(kernel.eqns) > 1 else None
             dense = self.half_zero.isdisjoint(eqn.inputs)  # type: ignore[arg-type]
-            key: object = (eqn.op, *types, tuple(eqn.params.items()), nbytes, dense)
+            given = tuple(id(self.known.get(a)) for a in eqn.inputs) if eqn.op.structure is Structure.KERNEL else ()
+            key: object = (eqn.op, *types, tuple(eqn.params.items()), nbytes, dense, given)
             found = self._kernels.get(key)
             if found is None:
                 if eqn.op.structure is Structure.KERNEL:
@@ -211,7 +213,8 @@ class Machine:
         mesh, rows = dict(eqn.params["mesh"]), eqn.params["rows"]
         types = [a.type.with_(shape=a.type.shape[len(rows) :]) for a in eqn.inputs[len(mesh) :]]
         topology = self._with_parts(self.whole, mesh)  # the axes that it was written for, however the mesh is cut
-        found = eqn.params["kernel"].function.timeline(mesh, types, topology)
+        known = {n: self.known.get(a) for n, a in enumerate(eqn.inputs[len(mesh) :])} if not rows else {}
+        found = eqn.params["kernel"].function.timeline(mesh, types, topology, known)
         times = prod(size for name, size in rows if not name)
         axes = tuple(axis for axis, size in mesh.items() if size > 1)
         cost = TaskCost(times * found.seconds, (COMPUTE, *self.links(axes, topology)), "compute", times * found.flops,

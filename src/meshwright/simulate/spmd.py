@@ -9,11 +9,12 @@ from typing import Any
 from meshwright.core import tree
 from meshwright.core.facts import Across, Fusion, Structure
 from meshwright.core.op import fusion_of
-from meshwright.core.program import Eqn, Literal, Program
+from meshwright.core.program import Atom, Eqn, Literal, Program
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
 from meshwright.hardware.arguments import checked, whole
 from meshwright.hardware.machines import machine_for
+from meshwright.simulate.known import known_values
 from meshwright.simulate.machine import Machine, whole_axes
 from meshwright.simulate.memory import memory
 from meshwright.simulate.schedule import OVERLAPS, Scheduler, order_of
@@ -63,7 +64,7 @@ def simulate(
         )
     program = _compiled(program)
     local, machine = _on_machine(program, topology, mesh_axes, mode)
-    kernel = _only_kernel(local)
+    kernel = _only_kernel(local, machine.known)
     if kernel is not None:
         return machine.written(kernel)[1]  # type: ignore[no-any-return]
     given = getattr(program, "donated", ()) if donated is None else donated
@@ -101,7 +102,10 @@ def _on_machine(program: Any, topology: Any, mesh_axes: Mapping[str, int] | None
     local, axes = read_program(program, mesh_axes)
     if not axes:
         axes = dict(getattr(topology, "mesh", {}) or {})
-    return local, Machine(machine_for(topology, whole_axes(axes), "program"), axes, mode)
+    machine = Machine(machine_for(topology, whole_axes(axes), "program"), axes, mode)
+    if any(eqn.op.structure is Structure.KERNEL for eqn in local.eqns):
+        machine.known = known_values(local)
+    return local, machine
 
 
 def _scheduled(
@@ -116,10 +120,11 @@ def _scheduled(
     return Simulation(schedule.seconds, schedule.events, use, machine.topology, machine.axes, notes, block, machine)
 
 
-def _only_kernel(program: Program) -> Eqn | None:
-    """The kernel written by hand that a program is, with views of its operands and results."""
+def _only_kernel(program: Program, known: Mapping[Atom, Any]) -> Eqn | None:
+    """The kernel written by hand that a program is, with views of its operands and results, and what is known."""
     kernels = [eqn for eqn in program.eqns if eqn.op.structure is Structure.KERNEL]
-    others = [eqn for eqn in program.eqns if eqn.op.structure is not Structure.KERNEL and not _is_plain(eqn)]
+    rest = [eqn for eqn in program.eqns if eqn.op.structure is not Structure.KERNEL and not _is_plain(eqn)]
+    others = [eqn for eqn in rest if not all(var in known for var in eqn.outputs)]
     return kernels[0] if len(kernels) == 1 and not others else None
 
 

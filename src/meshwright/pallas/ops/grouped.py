@@ -180,6 +180,27 @@ def ragged_all_to_all(
         f"mnp.array([…]), {devices} numbers",
     )
 
+    @custom_vjp
+    def exchange(x: Any, out: Any, *numbers: Any) -> Any:
+        return _exchange(x, out, *numbers, axis_name, debug)
+
+    def backward(saved: Any, ct: Any) -> tuple[Any, ...]:
+        # Rows go back to where they came from: where they are here, and where they were there, the others know.
+        starts, sizes, places, due = saved
+        mine, theirs = (lax.all_to_all(n, axis_name, 0, 0, tiled=True) for n in (places, starts))
+        dx = _exchange(ct, mnp.zeros((x.shape[0], *ct.shape[1:]), ct.dtype), mine, due, theirs, sizes, axis_name, debug)
+        row = mnp.arange(ct.shape[0])[:, None]
+        came = mnp.any((row >= mine) & (row < mine + due), axis=1).reshape(-1, *[1] * (ct.ndim - 1))
+        return dx, mnp.where(came, mnp.zeros_like(ct), ct), None, None, None, None
+
+    exchange.defvjp(lambda x, out, *numbers: (exchange(x, out, *numbers), numbers), backward)
+    numbers = (mnp.asarray(n).astype(mnp.int32) for n in (input_offsets, send_sizes, output_offsets, recv_sizes))
+    return exchange(x, out, *numbers)
+
+
+def _exchange(x: Any, out: Any, starts: Any, sizes: Any, places: Any, due: Any, axis_name: str, debug: Any) -> Any:
+    devices = lax.axis_size(axis_name)
+
     def kernel(
         starts: Any, sizes: Any, places: Any, due: Any, x_ref: Any, _out_in: Any, out_ref: Any, send: Any, receive: Any
     ) -> None:
@@ -215,9 +236,8 @@ def ragged_all_to_all(
             finish(to, lax.rem(at.me + at.size - k, at.size), k)
 
     smem = pl.BlockSpec(memory_space=pltpu.SMEM)
-    numbers = [mnp.asarray(n).astype(mnp.int32) for n in (input_offsets, send_sizes, output_offsets, recv_sizes)]
     return pl.pallas_call(
         kernel, struct(out.shape, out.dtype), in_specs=[smem] * 4 + [WHOLE] * 2, out_specs=WHOLE,
         scratch_shapes=[DMA((devices,)), DMA((devices,))], input_output_aliases={5: 0},
         compiler_params=collective(8), debug=debug,
-    )(*numbers, x, out)  # fmt: skip
+    )(starts, sizes, places, due, x, out)  # fmt: skip

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import meshwright.numpy as mnp
 from meshwright import lax
 from meshwright import pallas as pl
+from meshwright.api.custom import custom_vjp
 from meshwright.pallas import tpu as pltpu
+from meshwright.pallas.ops.collectives import all_gather
 from meshwright.pallas.ops.operands import require
 from meshwright.pallas.ops.ring import (
     DMA,
@@ -98,6 +100,18 @@ def matmul(x: Any, y: Any, *, tiles: Tiles = (128, 128, 128), debug: Any = None)
     Array([200., 200.], dtype=float32)
     """
     _require_matmul(x, y, tiles)
+
+    def forward(x: Any, y: Any) -> Any:
+        return _matmul(x, y, tiles, debug)
+
+    product = custom_vjp(forward)
+    product.defvjp(
+        lambda x, y: (forward(x, y), (x, y)), lambda saved, dz: (forward(dz, saved[1].T), forward(saved[0].T, dz))
+    )
+    return product(x, y)
+
+
+def _matmul(x: Any, y: Any, tiles: Tiles, debug: Any) -> Any:
     (m, k), n = x.shape, y.shape[1]
     tiles = _fit(tiles, m, k, n)
     ins, out = _specs(tiles)
@@ -238,6 +252,26 @@ def all_gather_matmul(
     Array([32., 32., 32.], dtype=float32)
     """
     _require_matmul(x, y, tiles, lax.axis_size(axis_name))
+    options = {"tiles": tiles, "bidirectional": bidirectional, "debug": debug}
+
+    def forward(x: Any, y: Any) -> Any:
+        return _gather_matmul(x, y, axis_name, fused=fused, **options)
+
+    def backward(saved: Any, dz: Any) -> tuple[Any, Any]:
+        # The transpose of a gather is a scatter of sums: of the rows of y dzᵀ, which are the columns of dz yᵀ.
+        x, y = saved
+        gathered = all_gather(x.T, axis_name, bidirectional=bidirectional, debug=debug)
+        dx = _matmul_scatter(y, dz.T, axis_name, **options).T
+        return dx, matmul(gathered.reshape(y.shape[0], x.shape[0]), dz, tiles=tiles, debug=debug)
+
+    product = custom_vjp(forward)
+    product.defvjp(lambda x, y: (forward(x, y), (x, y)), backward)
+    return product(x, y)
+
+
+def _gather_matmul(
+    x: Any, y: Any, axis_name: str, *, tiles: Tiles, bidirectional: bool, fused: bool, debug: Any
+) -> Any:
     (m, k), n = x.shape, y.shape[1]
     bidirectional = bidirectional and k % 2 == 0
     cuts = halves(k, bidirectional)
@@ -369,19 +403,39 @@ def matmul_reduce_scatter(
     >>> g(mnp.ones((16, 32)), mnp.ones((32, 8))).shape
     (16, 8)
     """
-    devices = lax.axis_size(axis_name)
+    devices, m = lax.axis_size(axis_name), x.shape[0] if x.shape else 0
     _require_matmul(x, y, tiles)
-    (m, k), n = x.shape, y.shape[1]
     require(
         m % devices == 0,
         f"{m} rows are scattered over {devices} devices.",
         "every device keeps as many",
         f"a multiple of {devices} rows: pad x with zeros",
     )
+    options = {"tiles": tiles, "bidirectional": bidirectional, "debug": debug}
+
+    def forward(x: Any, y: Any) -> Any:
+        return _matmul_scatter(x, y, axis_name, **options)
+
+    def backward(saved: Any, dz: Any) -> tuple[Any, Any]:
+        # The transpose of a scatter of sums is a gather: of the rows of dz, which are the columns of dzᵀ.
+        x, y = saved
+        gathered = all_gather(dz, axis_name, bidirectional=bidirectional, debug=debug)
+        dx = matmul(gathered.reshape(x.shape[0], y.shape[1]), y.T, tiles=tiles, debug=debug)
+        return dx, _gather_matmul(dz.T, x, axis_name, fused=False, **options).T
+
+    product = custom_vjp(forward)
+    product.defvjp(lambda x, y: (forward(x, y), (x, y)), backward)
+    return product(x, y)
+
+
+def _matmul_scatter(x: Any, y: Any, axis_name: str, *, tiles: Tiles, bidirectional: bool, debug: Any) -> Any:
+    devices = lax.axis_size(axis_name)
+    (m, k), n = x.shape, y.shape[1]
     bidirectional = bidirectional and n > 1
     rows, cuts = m // devices, halves(n, bidirectional)
     fitted = [_fit(tiles, rows, k, columns) for _, columns in cuts]
-    outs = [struct((rows, n), x.dtype), struct((2, rows, n), x.dtype), struct((rows, n), x.dtype)]
+    added = rows if devices > 1 else 0
+    outs = [struct((rows, n), x.dtype), struct((2, rows, n), x.dtype), struct((added, n), x.dtype)]
     return pl.pallas_call(
         _MatmulScatter(axis_name, bidirectional, rows, k, cuts, fitted),
         outs, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 3,
