@@ -27,16 +27,17 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
     Array([ 0.,  2.,  4.,  6.,  8., 10., 12., 14.], dtype=float32)
     """
     require_attention(q, k, v)
+    options: dict[str, Any] = {"axis_name": axis_name, "causal": causal, "debug": debug}
 
     @custom_vjp
     def attention(q: Any, k: Any, v: Any) -> Any:
-        return _forward(q, k, v, axis_name, causal, debug)[0]
+        return _forward(q, k, v, **options)[0]
 
     def forward(q: Any, k: Any, v: Any) -> tuple[Any, Any]:
-        out, lse = _forward(q, k, v, axis_name, causal, debug)
+        out, lse = _forward(q, k, v, **options)
         return out, (q, k, v, out, lse)
 
-    attention.defvjp(forward, lambda saved, dout: _backward(*saved, dout, axis_name, causal, debug))
+    attention.defvjp(forward, lambda saved, dout: _backward(*saved, dout, **options))
     return attention(q, k, v)
 
 
@@ -46,7 +47,7 @@ def _allowed(at: Ring, owner: Any, rows: int, keys: int) -> Any:
     return lax.broadcasted_iota(mnp.int32, (rows, keys), 1) + owner * keys <= row
 
 
-def _forward(q: Any, k: Any, v: Any, axis_name: str, causal: bool, debug: Any) -> Any:
+def _forward(q: Any, k: Any, v: Any, *, axis_name: str, causal: bool, debug: Any) -> Any:
     """The result, and per row the logarithm of the sum of its weights."""
     rows, dim = q.shape[-2:]
     scale = 1 / sqrt(dim)
@@ -102,7 +103,7 @@ def _forward(q: Any, k: Any, v: Any, axis_name: str, causal: bool, debug: Any) -
 
 
 def _backward(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, axis_name: str, causal: bool, debug: Any
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, axis_name: str, causal: bool, debug: Any
 ) -> tuple[Any, Any, Any]:
     """Keys and values go round again, and what their derivatives have come to goes with them, one step behind.
 

@@ -182,13 +182,22 @@ def ragged_all_to_all(
 
     @custom_vjp
     def exchange(x: Any, out: Any, *numbers: Any) -> Any:
-        return _exchange(x, out, *numbers, axis_name, debug)
+        return _exchange(x, out, *numbers, axis_name=axis_name, debug=debug)
 
     def backward(saved: Any, ct: Any) -> tuple[Any, ...]:
         # Rows go back to where they came from: where they are here, and where they were there, the others know.
         starts, sizes, places, due = saved
         mine, theirs = (lax.all_to_all(n, axis_name, 0, 0, tiled=True) for n in (places, starts))
-        dx = _exchange(ct, mnp.zeros((x.shape[0], *ct.shape[1:]), ct.dtype), mine, due, theirs, sizes, axis_name, debug)
+        dx = _exchange(
+            ct,
+            mnp.zeros((x.shape[0], *ct.shape[1:]), ct.dtype),
+            mine,
+            due,
+            theirs,
+            sizes,
+            axis_name=axis_name,
+            debug=debug,
+        )
         row = mnp.arange(ct.shape[0])[:, None]
         came = mnp.any((row >= mine) & (row < mine + due), axis=1).reshape(-1, *[1] * (ct.ndim - 1))
         return dx, mnp.where(came, mnp.zeros_like(ct), ct), None, None, None, None
@@ -198,7 +207,7 @@ def ragged_all_to_all(
     return exchange(x, out, *numbers)
 
 
-def _exchange(x: Any, out: Any, starts: Any, sizes: Any, places: Any, due: Any, axis_name: str, debug: Any) -> Any:
+def _exchange(x: Any, out: Any, starts: Any, sizes: Any, places: Any, due: Any, *, axis_name: str, debug: Any) -> Any:
     devices = lax.axis_size(axis_name)
 
     def kernel(
