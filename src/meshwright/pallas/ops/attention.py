@@ -37,7 +37,7 @@ def ring_attention(q: Any, k: Any, v: Any, axis_name: str, *, causal: bool = Fal
         out, lse = _forward(q, k, v, **options)
         return out, (q, k, v, out, lse)
 
-    attention.defvjp(forward, lambda saved, dout: _backward(*saved, dout, **options))
+    attention.defvjp(forward, lambda saved, dout: _backward(saved, dout, **options))
     return attention(q, k, v)
 
 
@@ -102,13 +102,12 @@ def _forward(q: Any, k: Any, v: Any, *, axis_name: str, causal: bool, debug: Any
     )(q, k, v)  # fmt: skip
 
 
-def _backward(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, axis_name: str, causal: bool, debug: Any
-) -> tuple[Any, Any, Any]:
+def _backward(saved: Any, dout: Any, *, axis_name: str, causal: bool, debug: Any) -> tuple[Any, Any, Any]:
     """Keys and values go round again, and what their derivatives have come to goes with them, one step behind.
 
     After as many steps as there are devices, those are where they belong.
     """
+    q, k, v, out, lse = saved
     rows, dim = q.shape[-2:]
     scale = 1 / sqrt(dim)
     delta = mnp.sum((out * dout).astype(mnp.float32), axis=-1, keepdims=True)
