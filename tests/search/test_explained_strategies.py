@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
 import pytest
+from examples import gpt
 
+import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright import dist, hardware
 from meshwright.cli import main
 from meshwright.errors import ShapeError
-from meshwright.search.explained import changed_machines
-from meshwright.search.explained_strategies import OTHER, what_if
+from meshwright.search.explained import _LINKS, changed_machines
+from meshwright.search.explained_strategies import OTHER, _traced_rows, what_if
 from meshwright.simulate import transformer
 
 MODEL, MACHINE = dist.GPT(layers=4, dim=256, heads=4), hardware.Topology("h100", 2)
@@ -37,8 +41,69 @@ def test_the_command_explains(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "--model", "gpt:4x256x4", "--chips", "2", "--batch", "8", "--explain", *only]) == 0
     assert "\n\nbest: data=2\n" in capsys.readouterr().out
     assert main(["search", "--model", "mlp:4x256", "--chips", "2", "--explain"]) == 2
-    error = "--explain is of a transformer.\n  why:  steps of transformers are known by their parts\n  fix:  leave"
+    error = (
+        "--explain is of a transformer, or of a traced step.\n  why:  an MLP by its sizes is not known by its parts\n"
+    )
     assert capsys.readouterr().err.startswith(error)
+
+
+def train(ws: Any, x: Any) -> Any:
+    def loss(ws: Any) -> Any:
+        y = x
+        for w in ws:
+            y = mnp.tanh(y @ w)
+        return mnp.mean(y**2)
+
+    value, gradient = mw.value_and_grad(loss)(ws)
+    return value, [w - 0.1 * g for w, g in zip(ws, gradient, strict=True)]
+
+
+def traced_step() -> dist.Traced:
+    weight, rows = mw.ShapeDtypeStruct((1024, 1024), "float32"), mw.ShapeDtypeStruct((64, 1024), "float32")
+    return dist.traced(train, [weight] * 4, rows)
+
+
+@pytest.mark.parametrize("space", [{}, {"tensor": [4]}, {"pipeline": [2], "microbatches": [4]}])
+def test_a_search_of_a_traced_step_is_explained(space: dict[str, Any]) -> None:
+    machine = hardware.Topology("h100", 4)
+    found = dist.grid_search(traced_step(), machine, batch=64, **space)
+    assert found.best is not None and found.asked is not None
+    _, rows = _traced_rows([e.strategy for e in found if e.fits], found.asked)
+    for row, estimate in zip(rows, [e for e in found if e.fits], strict=True):
+        assert row.seconds == pytest.approx(estimate.seconds) == pytest.approx(sum(row.parts.values()))
+        assert row.peak_bytes == estimate.peak_bytes_per_device
+        split = {name for name in ("data", "tensor", "pipeline") if getattr(estimate.strategy, name) > 1}
+        assert set(row.parts) - {"compute", "bubble"} <= split
+    text = found.explain()
+    assert text.startswith("best: ")
+    for part in ("  computes for ", "  holds ", "half the batch: ", "of those found:"):
+        assert part in text
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_waits_of_a_traced_step_are_for_links() -> None:
+    chip = hardware.get("h100")
+    rates = {name: 1e6 * chip.facts[name].value for name in _LINKS if name in chip.facts}
+    hops = {name: 0.0 for name in ("hop_seconds", "nvlink_hop_seconds", "net_hop_seconds") if name in chip.facts}
+    waits = []
+    for one in (chip, chip.replace(**rates, **hops)):
+        asked = dist.grid_search(traced_step(), hardware.Topology(one, 4), batch=64, tensor=[2], zero=[0]).asked
+        assert asked is not None
+        _, (row,) = _traced_rows([dist.Strategy(data=2, tensor=2)], asked)
+        waits.append(row.parts.get("data", 0.0) + row.parts.get("tensor", 0.0))
+    assert waits[0] > 1e-6 > 100 * waits[1]
+
+
+def test_a_traced_step_takes_the_same_whatever_was_read_before() -> None:
+    costs, config = dist.OnTopology(hardware.Topology("h100", 64)), gpt.Config(layers=1, dim=1024, heads=16, length=512)
+    params = mw.eval_shape(lambda key: gpt.init(key, config), mw.random.key(0))
+    batch = mw.eval_shape(lambda key: gpt.make_batch(key, config, 512), mw.random.key(0))
+    taken = []
+    for before in ([], [dist.Strategy(data=8)]):
+        model = dist.traced(partial(gpt.train_step, config=config), params, batch)
+        *_, last = (dist.estimate(model, s, 512, costs) for s in (*before, dist.Strategy(data=8, tensor=8)))
+        taken.append(last)
+    assert taken[0] == taken[1]
 
 
 def test_what_is_refused() -> None:
@@ -53,7 +118,7 @@ def test_what_is_refused() -> None:
         dist.SearchResult(()).explain()
     assert (refused.value.what, refused.value.why, refused.value.fix) == (
         "There is nothing to explain this search by.",
-        "it was not on a topology, or is not what dist.grid_search returned",
+        "it was not on a topology, was of an MLP by its sizes, or is not what dist.grid_search returned",
         "dist.explain_search(found, model, topology, batch)",
     )
 

@@ -428,7 +428,8 @@ def test_code_of_every_tree_runs(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_experts_are_split_where_each_token_goes_to_one() -> None:
+@pytest.mark.parametrize("machine", ["h100 64", "a100 16"])
+def test_experts_are_split_where_each_token_goes_to_one(machine: str) -> None:
     def step(w: Any, x: Any) -> Any:  # x: [expert, token, width]
         def loss(w: Any) -> Any:
             h = mw.nn.relu(mnp.einsum("etd,edh->eth", x, w["up"]))
@@ -438,7 +439,7 @@ def test_experts_are_split_where_each_token_goes_to_one() -> None:
         return value, mw.tree.map(lambda p, g: p - g, w, gradient)
 
     w = {"up": shape(64, 1024, 4096), "down": shape(64, 4096, 1024)}
-    found = mw.find_layout(step, w, shape(64, 2048, 1024), topology="h100 64")
+    found = mw.find_layout(step, w, shape(64, 2048, 1024), topology=machine)
     assert {spec.spec[0] for spec in mw.tree.leaves(found.best.in_shardings)} == {"data"}
 
 

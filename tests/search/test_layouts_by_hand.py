@@ -123,7 +123,16 @@ def test_no_layout_written_by_hand_is_faster_for_a_small_step() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", ["h100 8", "h100 16", "h100 64", "tpu v5e 4x4", "tpu v5p 4x4x4"])
+@pytest.mark.parametrize("machine", ["h100 8", "h100 16", "h100 64", "a100 16", "tpu v5e 4x4", "tpu v5p 4x4x4"])
 @pytest.mark.parametrize("name", STEPS)
 def test_no_layout_written_by_hand_is_faster(name: str, machine: str) -> None:
     check(name, machine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["h100 64", "a100 16"])
+def test_tokens_are_sent_to_experts_where_a_router_says_to_which(machine: str) -> None:
+    step, params, batch, _ = made("moe")
+    best = mw.find_layout(step, params, batch, topology=machine).best
+    parts = {name: best.in_shardings[0][name].to_tensor_sharding(4).shards for name in ("up", "down")}
+    assert parts == dict.fromkeys(("up", "down"), (1, best.mesh.size, 1, 1))

@@ -23,6 +23,7 @@ from meshwright.hardware.topology import Topology
 from meshwright.search.result import SearchResult
 from meshwright.search.strategies import MOST_WORKERS, Model, grid_search
 from meshwright.search.strategy import Estimate, facts_of
+from meshwright.search.traced import Traced
 from meshwright.search.transformer_plan import transformer_of
 from meshwright.simulate.pipelines import SCHEDULES
 from meshwright.simulate.transformer.strategy import ELSEWHERE, RECOMPUTE, Strategy
@@ -71,8 +72,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="simulate what bounds rule out, too")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one per core for long searches)")
     parser.add_argument("--explain", action="store_true",
-                        help="say what bounds the best strategy of a transformer, what others lose, and what would "
-                        "make another best")  # fmt: skip
+                        help="say what bounds the best strategy of a transformer or of FILE.py, what others lose, and "
+                        "what would make another best")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -184,11 +185,11 @@ def _model(args: argparse.Namespace) -> Model:
         model: Model = read_model(args.model, args.batch)
     else:
         model = model_of_file(args.program, args.config)
-    if args.explain and transformer_of(model) is None:
+    if args.explain and not isinstance(model, Traced) and transformer_of(model) is None:
         raise TextError(
-            "--explain is of a transformer.",
-            why="steps of transformers are known by their parts",
-            fix="leave it out, or --model llama3-70b; meshwright layout FILE.py --explain, of a layout without stages",
+            "--explain is of a transformer, or of a traced step.",
+            why="an MLP by its sizes is not known by its parts",
+            fix="leave it out, or --model llama3-70b, or FILE.py",
         )
     if args.sequence is not None and transformer_of(model) is None:
         raise TextError(

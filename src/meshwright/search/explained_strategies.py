@@ -1,14 +1,16 @@
-"""Why a strategy for a transformer is the best of a search: its parts, what others lose, what would change it."""
+"""Why a strategy is the best of a search for a transformer, or for a traced step: its parts, what others lose, what
+would change it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
 from meshwright.core.source import here
-from meshwright.errors import HardwareError, ShapeError
+from meshwright.errors import HardwareError, MeshwrightError, ShapeError
 from meshwright.hardware.topology import Topology
 from meshwright.search.bounds import machine_of
 from meshwright.search.explained import (
@@ -21,8 +23,11 @@ from meshwright.search.explained import (
     table_of,
     what_if_lines,
 )
-from meshwright.search.strategy import Estimate
+from meshwright.search.explained_traced import traced_lines, traced_parts
+from meshwright.search.strategy import Costs, Estimate
+from meshwright.search.traced_plan import TracedPlan
 from meshwright.search.transformer_plan import fits_on, transformer_of
+from meshwright.simulate.devices.on_topology import OnTopology
 from meshwright.simulate.transformer.step import step_totals, train_step
 from meshwright.simulate.transformer.step_program import StepDtypes
 from meshwright.simulate.transformer.strategy import Strategy
@@ -35,7 +40,8 @@ SHOWN = 4  # strategies in the table
 class SearchedFor:
     """What a search was asked: a model, a machine, a batch and what `simulate.transformer.train` takes beside.
 
-    ``again`` makes the same search on another machine, with another batch and memory.
+    ``again`` makes the same search on another machine, with another batch and memory; ``plan`` is what a traced step
+    takes with a strategy, a batch and costs.
     """
 
     model: Any
@@ -47,10 +53,15 @@ class SearchedFor:
     overlap: str = "loops"
     memory_bytes: float | None = None
     again: Callable[[Topology, int, float], Iterable[Estimate]] | None = None
+    plan: Callable[[Strategy, int, Costs], TracedPlan] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         return {"dtypes": self.dtypes, "mode": self.mode, "overlap": self.overlap}
+
+    def costs_on(self, topology: Topology) -> OnTopology:
+        """The costs on a machine, as the search had them."""
+        return OnTopology(topology, overlap=self.overlap != "none", mode=self.mode)
 
     @property
     def room(self) -> float:
@@ -60,29 +71,45 @@ class SearchedFor:
 
 
 def explained(found: Sequence[Estimate], asked: SearchedFor, search: bool = False) -> str:
-    """What bounds the best strategy for a transformer, what the next ones lose and where, and which single change of
-    the machine or of the batch would make another best: of those found, or in a ``search`` after each change."""
-    sizes = transformer_of(asked.model, asked.sequence)
+    """What bounds the best strategy, what the next ones lose and where, and which single change of the machine or of
+    the batch would make another best: of those found, or in a ``search`` after each change."""
+    known = asked.plan is not None or transformer_of(asked.model, asked.sequence) is not None
     fitting = [e for e in found if e.fits]
-    if sizes is None or not fitting:
+    if not known or not fitting:
         raise ShapeError(
-            "There is no strategy to explain." if sizes is not None else f"The model is {type(asked.model).__name__}.",
+            "There is no strategy to explain." if known else f"The model is {type(asked.model).__name__}.",
             where=here(),
-            why="none fits into memory" if sizes is not None else "steps of transformers are known by their parts",
-            fix="a search with more chips or a smaller batch" if sizes is not None else "a dist.GPT",
+            why="none fits into memory" if known else "transformers and traced steps are known by their parts",
+            fix="a search with more chips or a smaller batch" if known else "a dist.GPT, or dist.traced",
         )
-    shape, length = sizes
     shown = [e.strategy for e in fitting[:SHOWN]]
-    steps = [train_step(shape, machine_of(asked.topology, s), s, asked.batch, length, **asked.options) for s in shown]
-    named = [(_name(strategy), one) for strategy, one in zip(shown, steps, strict=True)]
-    rows = [
-        LayoutParts(name, one.seconds, parts_of(one), one.memory_by_kind, one.peak_bytes_per_device <= asked.room)
-        for name, one in named
-    ]
-    lines = [f"best: {_name(shown[0])}", *bound_lines(steps[0]), memory_line(rows[0].memory, asked.room)]
+    lines, rows = _traced_rows(shown, asked) if asked.plan is not None else _transformer_rows(shown, asked)
     changes = what_if_lines(what_if(fitting, asked, search))
     changes[0] = changes[0].removesuffix(":") + (", each searched for:" if search else ", of those found:")
-    return "\n".join([*lines, "", table_of(rows), "", *changes])
+    first = [f"best: {_name(shown[0])}", *lines, memory_line(rows[0].memory, asked.room)]
+    return "\n".join([*first, "", table_of(rows), "", *changes])
+
+
+def _transformer_rows(shown: Sequence[Strategy], asked: SearchedFor) -> tuple[list[str], list[LayoutParts]]:
+    sizes = transformer_of(asked.model, asked.sequence)
+    assert sizes is not None
+    shape, length = sizes
+    steps = [train_step(shape, machine_of(asked.topology, s), s, asked.batch, length, **asked.options) for s in shown]
+    rows = [
+        LayoutParts(_name(s), one.seconds, parts_of(one), one.memory_by_kind, one.peak_bytes_per_device <= asked.room)
+        for s, one in zip(shown, steps, strict=True)
+    ]
+    return bound_lines(steps[0]), rows
+
+
+def _traced_rows(shown: Sequence[Strategy], asked: SearchedFor) -> tuple[list[str], list[LayoutParts]]:
+    assert asked.plan is not None
+    plans = [asked.plan(s, asked.batch, asked.costs_on(asked.topology)) for s in shown]
+    rows = [
+        traced_parts(plan, partial(asked.plan, s, asked.batch), _name(s), asked.room)
+        for s, plan in zip(shown, plans, strict=True)
+    ]
+    return traced_lines(plans[0], rows[0]), rows
 
 
 def what_if(fitting: Sequence[Estimate], asked: SearchedFor, search: bool = False) -> list[WhatIf]:
@@ -121,6 +148,12 @@ def _with_batch(strategy: Strategy, batch: int, samples: int) -> list[Strategy]:
 
 def _seconds(asked: SearchedFor, strategy: Strategy, on: Topology, batch: int, memory: float) -> float:
     """What a strategy takes on another machine; infinite where it does not fit or cannot be laid out."""
+    if asked.plan is not None:
+        try:
+            plan = asked.plan(strategy, batch, asked.costs_on(on))
+            return plan.seconds()[0] if plan.peak_bytes() <= memory else inf
+        except MeshwrightError:  # the machine does not lie so, or the batch does not divide
+            return inf
     sizes = transformer_of(asked.model, asked.sequence)
     assert sizes is not None
     shape, length = sizes

@@ -47,8 +47,8 @@ class SearchResult:
         return tuple(found)
 
     def explain(self, *, search: bool = False) -> str:
-        """What bounds the best strategy for a transformer, what the next ones lose and where, and which single change
-        of the machine or of the batch would make another best.
+        """What bounds the best strategy for a transformer or a traced step, what the next ones lose and where, and
+        which single change of the machine or of the batch would make another best.
 
         Of those that were found; with ``search`` each change is searched for anew, in the same space.
 
@@ -62,7 +62,7 @@ class SearchResult:
             raise ShapeError(
                 "There is nothing to explain this search by.",
                 where=here(),
-                why="it was not on a topology, or is not what dist.grid_search returned",
+                why="it was not on a topology, was of an MLP by its sizes, or is not what dist.grid_search returned",
                 fix="dist.explain_search(found, model, topology, batch)",
             )
         return explained(self.estimates, self.asked, search)

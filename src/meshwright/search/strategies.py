@@ -286,12 +286,18 @@ def grid_search(
         if kept is not None:
             kept.close()
     asked = None
-    if isinstance(costs, OnTopology) and transformer_of(model, sequence) is not None:
+    if isinstance(costs, OnTopology) and (isinstance(model, Traced) or transformer_of(model, sequence) is not None):
         dtypes, overlap = dtypes_of(itemsize, state_bytes), "loops" if costs.overlap else "none"
         options = {"itemsize": itemsize, "state_bytes": state_bytes, "sequence": sequence, "workers": workers, **space}
         again = partial(_searched_again, model, count, (costs.overlap, costs.mode), options)
-        asked = SearchedFor(model, costs.topology, batch, sequence, dtypes, costs.mode, overlap, memory_bytes, again)
+        plan = partial(_traced_plan, model, state_bytes) if isinstance(model, Traced) else None
+        of = (model, costs.topology, batch, sequence, dtypes, costs.mode, overlap, memory_bytes)
+        asked = SearchedFor(*of, again=again, plan=plan)
     return replace(promised(told.found, wanted, top if prune else None), asked=asked)
+
+
+def _traced_plan(model: Traced, state_bytes: int, strategy: Strategy, batch: int, costs: Costs) -> TracedPlan:
+    return TracedPlan(model, strategy, batch, costs, state_bytes)
 
 
 def _searched_again(

@@ -42,9 +42,9 @@ class StepOnMachine:
         self.block, self.units, self.machine = block, units, machine
         self.donated = model.donated
         self.batch_bytes = float(sum(block.program.inputs[n].type.nbytes for n in model.batch))
-        compute, talks = _work(block)
-        waited = Scheduler("loops").schedule(block).seconds - compute
-        self.exposed = max(0.0, waited) / talks if talks else 0.0
+        self.compute_seconds, talks = _work(block)
+        self.waited_seconds = max(0.0, Scheduler("loops").schedule(block).seconds - self.compute_seconds)
+        self.exposed = self.waited_seconds / talks if talks else 0.0
         self.short = units.short()
         self.loops = any(times > 1 for times in self.short.times)
         self._summed: dict[int, StepSummed] = {}
@@ -97,6 +97,7 @@ class _Readable:
         topology = _placed(costs.topology, 1)
         self.machine = Machine(topology, dict(topology.mesh or {}), costs.mode)
         self.block = TaskReader(self.machine).block(program)
+        _price_sums(self.block, lambda nbytes: 0.0)
         self.batch_numbers = batch
         self.lengths = {eqn.params["length"] for eqn in program.eqns if eqn.op.structure is Structure.ROWS}
 

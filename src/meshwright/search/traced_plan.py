@@ -258,7 +258,19 @@ class TracedPlan:
 
     @cached_property
     def _peak_bytes(self) -> int:
-        """Parameters, gradients, states and the activations in flight, on the device that needs most."""
+        """What the device needs that needs most."""
+        return int(max(sum(held) for held in zip(*self._held.values(), strict=True)))
+
+    def memory_by_kind(self) -> dict[str, int]:
+        """What the device holds that needs most, by what it is."""
+        totals = [sum(held) for held in zip(*self._held.values(), strict=True)]
+        most = totals.index(max(totals))
+        found = {kind: int(held[most]) for kind, held in self._held.items()}
+        return found | {"activations": found["activations"] + self._peak_bytes - sum(found.values())}  # what is rounded
+
+    @cached_property
+    def _held(self) -> dict[str, list[float]]:
+        """Parameters, states, the batch, gradients, and the activations in flight, on each device."""
         s, sums = self.strategy, self.sums
         flight = np.array(peak_activations(s.schedule, s.pipeline, s.microbatches, s.chunks))
         parts = [s.data if s.zero >= level else 1 for level in (3, 2, 1)]
@@ -268,7 +280,8 @@ class TracedPlan:
         held = {name: self.of_devices(array) for name, array in sums.nbytes.items()}
         states = held["states"] + held["parameters"] * self.state_bytes / 4
         gradients = held["gradients"] / parts[1]
-        fixed = held["parameters"] / parts[0] + states / parts[2] + self.on.batch_bytes
+        fixed = {"parameters": held["parameters"] / parts[0], "optimizer": states / parts[2]}
+        fixed["batch"] = np.full(s.pipeline, self.on.batch_bytes)
         transient = np.maximum(sums.transient, sums.updated / parts[2])  # a replica updates its part
         once, again = (x.reshape(s.chunks, s.pipeline).max(0) for x in (transient * real, sums.again))
         if s.recompute == "matmuls":
@@ -278,14 +291,16 @@ class TracedPlan:
         else:
             kept, again = held["kept"], np.zeros(s.pipeline)
         activations = flight * kept / s.chunks + once + again
+        summed = np.zeros(s.pipeline)
         if s.pipeline > 1 or s.microbatches > 1:
-            activations += gradients
+            summed = gradients
         elif again.any():  # gradients take the place of activations
             activations = np.maximum(activations, gradients + once)
         else:
             peak = kept + most + beside
             activations = np.maximum(peak - (held["gradients"] - gradients), np.minimum(peak, kept))
-        return int((fixed + activations).max())
+        found = {**fixed, "gradients": summed, "activations": activations}
+        return {kind: list(map(float, held)) for kind, held in found.items()}
 
 
 def _each(seconds: Callable[[float], float], nbytes: np.ndarray) -> np.ndarray:
