@@ -282,7 +282,10 @@ class _Inserter:
         for number in range(operands):
             if not same_placement(whole[number], wanted[number]):
                 op.operands[number] = resharded(_before(op), op.operands[number], wanted[number])
-        self._reduce_results(op, rule, chosen, whole[operands:], wanted[operands:], combine)
+        before = whole[operands:]
+        if all(s is None for s in given[operands:]):  # the first result that is given a sharding opens the others
+            before[1:] = [_open(mesh, s.rank) for s in before[1:]]
+        self._reduce_results(op, rule, chosen, before, wanted[operands:], combine)
 
     def _separated(self, op: Any, rule: Factors | None) -> Factors | None:
         """The rule of an op of which all but separable factors must be whole; without a rule, everything must."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.core.factors import Factors
+from meshwright.core.types import TensorType
 from meshwright.interop.shardy.module_shardings import Shardings, meshes_of
 from meshwright.interop.shardy.module_walk import ORIGINAL_NAME, RULE, SHARDING, Rules, walk
 from meshwright.interop.shardy.sharding_rules import WITHOUT
@@ -56,6 +57,11 @@ _COMBINES = {"stablehlo.add": "sum", "stablehlo.maximum": "max", "stablehlo.mini
 _ENDS = frozenset({"func.return", "stablehlo.return", "sdy.return"})
 _OWN_SHARDING = frozenset({Kind.CONSTRAINT, Kind.RESHARD, Kind.EDGE})
 _DIRECTIONS = {"NONE": Direction.NONE, "FORWARD": Direction.FORWARD, "BACKWARD": Direction.BACKWARD}
+# Of one result, without regions, and with a rule that follows from types and attributes.
+_ORDINARY = ELEMENTWISE | _THROUGH | _FOLDS | {
+    "stablehlo.constant", "stablehlo.iota", "stablehlo.dot_general", "stablehlo.dynamic_slice",
+    "stablehlo.dynamic_update_slice", "stablehlo.select", "stablehlo.gather",
+}  # fmt: skip
 _KNOWN_DIALECTS = ("stablehlo.", "sdy.", "chlo.")
 
 
@@ -73,7 +79,9 @@ class ModuleReader:
         self._names = names
         self._values: list[ProblemValue] = []
         self._numbers: dict[Any, int] = {}
+        self._types: list[TensorType | None] = []  # of values, by number
         self._made: dict[int, tuple[Factors, FactorRule]] = {}
+        self._like: dict[Any, tuple[Any, ...]] = {}  # what ops of one name, types and attributes have in common
         self._identity: dict[Any, FactorRule] = {}
         self._defined: dict[str, bool] = {}  # the functions, and whether they are read
 
@@ -120,6 +128,7 @@ class ModuleReader:
         number = self._numbers[value] = len(self._values)
         t = self.types(value.type)
         name, where = (value.get_name(), place_of(value)) if self._names else ("", "")
+        self._types.append(t)
         self._values.append(ProblemValue(None if t is None else t.shape, sharding, name, where))
         return number
 
@@ -133,9 +142,36 @@ class ModuleReader:
         return ProblemBlock(tuple(arguments), nodes, returns, (end.name, place_of(end) if self._names else ""))
 
     def _node(self, op: Any) -> ProblemNode:
-        name = op.name
+        name, known = op.name, self._numbers
+        operands = tuple([known[value] for value in op.operands])
+        if name in _ORDINARY and not self._names:
+            return self._ordinary(op, name, operands) or self._any_node(op, name, operands)
+        return self._any_node(op, name, operands)
+
+    def _ordinary(self, op: Any, name: str, operands: tuple[int, ...]) -> ProblemNode | None:
+        """An op of one result and no regions, like others that were read before; None if it is the first of its like."""
+        try:
+            attributes = dict(op.attributes.items())
+        except TypeError:  # the bindings cannot say what a constant of complex numbers is
+            return None
+        sharding = attributes.pop(SHARDING, None)
+        (result,) = op.results
+        t = self.types(result.type)
+        key = (name, id(t), tuple([id(self._types[n]) for n in operands]), *attributes.items())
+        common = self._like.get(key)
+        if common is None:
+            node = self._any_node(op, name, operands)
+            if t is not None and RULE not in attributes:
+                self._like[key] = node[3:-2]
+            return node
+        number = self._numbers[result] = len(self._values)
+        self._types.append(t)
+        written = None if sharding is None else self.shardings.several(sharding)[0]
+        self._values.append(ProblemValue(t.shape, written))  # type: ignore[union-attr]
+        return ProblemNode._make((Kind.OP, operands, (number,), *common, op, False))
+
+    def _any_node(self, op: Any, name: str, operands: tuple[int, ...]) -> ProblemNode:
         kind = _KINDS.get(name, Kind.OP)
-        operands = tuple(self._numbers[value] for value in op.operands)
         regions: tuple[ProblemBlock, ...] = ()
         if len(op.regions) and not all(map(_is_understood, op.regions)):
             operands += tuple(self._numbers[value] for value in captured(op))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from meshwright.core.factors import Dims, Factors, name
+from meshwright.core.factors import Dims, Factors, name, names
 from meshwright.core.op import Op
 from meshwright.core.program import Params
 from meshwright.core.types import TensorType
@@ -75,8 +75,21 @@ def matched_factors(instance: Instance, match: Match) -> Factors | None:
     return placed(instance, match.places, match.op.factors(operands, types[len(operands) :], match.params))
 
 
+def _is_placed(instance: Instance, places: tuple[TensorPosition, ...], rule: Factors) -> bool:
+    """Whether a rule of ours is the instance's as it is: tensors are where they were, and names in their order."""
+    if rule.fillable or len(places) != len(instance.operands) + len(instance.results):
+        return False
+    for number, place in enumerate(places):
+        if place.order is not None or place.tensors != (number,):
+            return False
+    used = [factor for tensor in (*rule.operands, *rule.results) for dim in tensor for factor in dim or ("",)]
+    return list(rule.sizes) == names(len(rule.sizes)) and rule.sizes.keys() == set(used)
+
+
 def placed(instance: Instance, places: tuple[TensorPosition, ...], rule: Factors) -> Factors:
     """A rule of ours with its dims put where the instance has them; dims it does not mention get factors of size 1."""
+    if _is_placed(instance, places, rule):
+        return rule
     dims: list[Dims] = [((),) * t.ndim for t in instance.tensors]
     for place, ours in zip(places, (*rule.operands, *rule.results), strict=True):
         for tensor in place.tensors:
