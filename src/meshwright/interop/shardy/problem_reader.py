@@ -149,7 +149,7 @@ class ModuleReader:
         return self._any_node(op, name, operands)
 
     def _ordinary(self, op: Any, name: str, operands: tuple[int, ...]) -> ProblemNode | None:
-        """An op of one result and no regions, like others that were read before; None if it is the first of its like."""
+        """An op of one result and no regions; of those that are alike, the first is read."""
         try:
             attributes = dict(op.attributes.items())
         except TypeError:  # the bindings cannot say what a constant of complex numbers is
@@ -157,18 +157,19 @@ class ModuleReader:
         sharding = attributes.pop(SHARDING, None)
         (result,) = op.results
         t = self.types(result.type)
-        key = (name, id(t), tuple([id(self._types[n]) for n in operands]), *attributes.items())
+        types = self._types
+        key = (name, id(t), *[id(types[n]) for n in operands], *attributes.items())
         common = self._like.get(key)
         if common is None:
             node = self._any_node(op, name, operands)
             if t is not None and RULE not in attributes:
                 self._like[key] = node[3:-2]
             return node
-        number = self._numbers[result] = len(self._values)
-        self._types.append(t)
+        number = self._numbers[result] = len(types)
+        types.append(t)
         written = None if sharding is None else self.shardings.several(sharding)[0]
         self._values.append(ProblemValue(t.shape, written))  # type: ignore[union-attr]
-        return ProblemNode._make((Kind.OP, operands, (number,), *common, op, False))
+        return tuple.__new__(ProblemNode, (Kind.OP, operands, (number,), *common, op, False))
 
     def _any_node(self, op: Any, name: str, operands: tuple[int, ...]) -> ProblemNode:
         kind = _KINDS.get(name, Kind.OP)
