@@ -38,6 +38,7 @@ _ON_FUNCTIONS = frozenset({
     "sdy-sink-func-data-flow-edges", "sdy-verify-unreduced-axes",
 })  # fmt: skip
 _INSERTING = (INSERT, FULL, "sdy-propagation-pipeline", "sdy-export-pipeline")
+_BEFORE_GROUPS = ("sdy-constant-or-scalar-splitter", "sdy-import-pipeline")
 ALL = (*EVERYTHING, "reshard", "stop", "meshes", "overlap")
 # On a module as it was written; some of them are in no pipeline.
 ALONE = (
@@ -204,8 +205,10 @@ REASONS: dict[str, Callable[[Step, Outcome, Outcome], bool]] = {
     "a value behind a barrier is laid out as before it; Shardy takes it for replicated": (
         lambda step, theirs, ours: step.name in _INSERTING and "sdy.propagation_barrier" in step.given
     ),
-    "a value is in its groups more than once, before their import, which propagation relies on": (
-        lambda step, theirs, ours: "-propagate" in step.name and _has_value_in_groups_twice(step.given)
+    "a value is in groups more than once, before the import that makes them one": (
+        lambda step, theirs, ours: (
+            ("-propagate" in step.name or step.name in _BEFORE_GROUPS) and _has_value_in_groups_twice(step.given)
+        )
     ),
     "the dialect has no all-reduce for a reduction; Shardy sums the parts": _reduces_otherwise,
     "reshapes whose dims do not fit the axes are split in another way": (
@@ -216,6 +219,9 @@ REASONS: dict[str, Callable[[Step, Outcome, Outcome], bool]] = {
     ),
     "where sizes of axes do not divide one another, Shardy stops short of the sharding asked for; ours arrives": (
         lambda step, theirs, ours: step.name.startswith(COLLECTIVES) and _has_sizes_that_do_not_divide(step.given)
+    ),
+    "between two names of one mesh Shardy puts a permute, which its verifier refuses; ours takes them for one": (
+        lambda step, theirs, ours: "result mesh name is different but same device ids" in theirs.error
     ),
     "parts of axes that cannot be beside each other are gathered; Shardy's verifier refuses what it makes": (
         lambda step, theirs, ours: step.name.startswith(COLLECTIVES) and ":(" in step.given and bool(theirs.error)

@@ -102,7 +102,9 @@ class _Splitter:
         if op.kind is Kind.CALL:
             made = copy_function(self.graph, self.functions[op.callee], self.numbers)
             copy.callee, self.functions[made.name] = made.name, made
-        for use in reversed(value.uses):
+        # The newest use comes first, but constants were made anew before, which turned the order of their uses.
+        made_anew = op.node is not None and op.node.constant and op.node.key is not None
+        for use in value.uses if made_anew else reversed(value.uses):
             if use.op.kind is Kind.GROUP:
                 place.append(self.graph.clone(use.op, mapping))
         return mapping[value]
