@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.communication import resharded, reshards_to_collectives
 from meshwright.interop.shardy.explicit_reshards import insert_reshards, same_placement
 from meshwright.interop.shardy.local_collectives import COLLECTIVES, LocalCollectives, zeros
@@ -269,7 +270,7 @@ class _Converter:
             source = source or _whole(target)
             self._replace(op, self._collectives.lower(op, source, target), shardings)
         elif op.name == "sdy.reshard":
-            self._replace(op, op.operands[0], shardings)
+            self._reshard(op, shardings)
         elif op.name in _CONSTANTS:
             self._constant(op, shardings)
         elif op.name == "stablehlo.iota":
@@ -280,6 +281,24 @@ class _Converter:
             self._reduce(op, shardings)
         elif op.name in _SIZES:
             _SIZES[op.name](op)
+
+    def _reshard(self, op: Any, shardings: dict[Any, TensorSharding | None]) -> None:
+        """A reshard that is no collective: between meshes of different axes, of what is whole on one of them."""
+        from jaxlib.mlir import ir
+
+        value, result = op.operands[0], op.results[0]
+        source, target = shardings[value], shardings[result]
+        assert target is not None
+        if source is not None and any(dim.axes for dim in source.dims):
+            raise MeshwrightError(
+                f"The reshard at {place_of(op)} is between meshes of different axes.",
+                why=f"its operand is {source}, its result {target}",
+                fix=f"sdy.reshard to a sharding on @{source.mesh.name} that is replicated, and from there",
+            )
+        with ir.InsertionPoint(op), op.location:
+            axes = [dim.axes for dim in target.dims]
+            new = self._collectives.part(value, target.mesh, axes, result.type.shape) if any(axes) else value
+        self._replace(op, new, shardings)
 
     def _replace(self, op: Any, value: Any, shardings: dict[Any, TensorSharding | None]) -> None:
         assert value.type == op.results[0].type, f"{op.name}: {value.type}, not {op.results[0].type}"
