@@ -2,8 +2,9 @@
 
 python benchmarks/bench_gpu.py [--repeats 7] [--json] [--small] [--loops]
 
-``--small`` takes a small model of the same form, on whatever JAX has. ``--loops`` needs no GPU, either: what the loops of both steps keep for their derivatives and read and write slice by slice, in
-a small model of the same form, as the XLA of this machine compiles them.
+``--small`` takes a small model of the same form, on whatever JAX has. ``--loops`` needs no GPU, either: what the loops
+of both steps keep for their derivatives and read and write slice by slice, in that model, as the XLA of this machine
+compiles them.
 """
 
 from __future__ import annotations
