@@ -43,11 +43,12 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    hardware: Any = None,
 ) -> JaxJitted:
     """A function of JAX as one that is partitioned here: it takes and returns JAX's arrays, in the containers of ``f``.
 
     The arguments are those of ``jax.jit``. Arrays that are on a mesh say where they are, as they do there; shardings
-    are JAX's, or those of this package. ``lower(*args).compile()`` can be asked what ``mw.jit`` can: ``explain()``,
+    are JAX's, or those of this package. ``hardware`` is that of ``mw.jit``: what layouts are chosen for. ``lower(*args).compile()`` can be asked what ``mw.jit`` can: ``explain()``,
     ``collectives``, ``memory()``, ``simulate(...)``. Under ``jax.jit`` it is one op, without a derivative: take
     ``jax.grad`` inside of ``f``.
 
@@ -58,7 +59,7 @@ def jit(
     """
     needed()
     return JaxJitted(
-        f, in_shardings, out_shardings, _numbers(donate_argnums), _numbers(static_argnums), static_argnames
+        f, in_shardings, out_shardings, _numbers(donate_argnums), _numbers(static_argnums), static_argnames, hardware
     )
 
 
@@ -147,8 +148,10 @@ class JaxJitted:
         donated: tuple[int, ...],
         static_numbers: tuple[int, ...],
         static_names: str | Sequence[str],
+        hardware: Any,
     ) -> None:
         update_wrapper(self, function)
+        self._hardware = hardware
         self._function = function
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         names = (static_names,) if isinstance(static_names, str) else tuple(static_names)
@@ -202,6 +205,7 @@ class JaxJitted:
             flat,
             out_shardings=tuple(_ours(s, mesh) for s in results) if any(s is not None for s in results) else None,
             donate_argnums=tuple(n for n, name in enumerate(names) if name in donated),
+            hardware=self._hardware,
         )
         with kept_wide([*in_types, *(type_of_aval(aval) for aval in closed.out_avals)]):
             types = [ShapeDtypeStruct(t.shape, t.dtype, sharding=_ours(s, mesh))
