@@ -47,8 +47,8 @@ def jit(
 ) -> JaxJitted:
     """A function of JAX as one that is partitioned here: it takes and returns JAX's arrays, in the containers of ``f``.
 
-    The arguments are those of ``jax.jit``, and the ``hardware`` of ``mw.jit``, for which layouts are chosen. Arrays that
-    are on a mesh say where they are, as they do there; shardings are JAX's, or those of this package.
+    The arguments are those of ``jax.jit``, and the ``hardware`` of ``mw.jit``, for which layouts are chosen. Arrays on
+    a mesh say where they are, as they do there; shardings are JAX's, or those of this package.
     ``lower(*args).compile()`` can be asked what ``mw.jit`` can: ``explain()``, ``collectives``, ``memory()``,
     ``simulate(...)``. Under ``jax.jit`` it is one op, without a derivative: take ``jax.grad`` inside of ``f``.
 
