@@ -1,9 +1,10 @@
 """A train step of 336M parameters and calls of a small function on the first GPU, beside the same source under jax.jit.
 
-python benchmarks/bench_gpu.py [--repeats 7] [--json] [--loops]
+python benchmarks/bench_gpu.py [--repeats 7] [--json] [--small] [--loops]
 
-``--loops`` needs no GPU: what the loops of both steps keep for their derivatives and read and write slice by slice, in
-a small model of the same form, as the XLA of this machine compiles them.
+``--small`` takes a small model of the same form, on whatever JAX has. ``--loops`` needs no GPU, either: what the loops
+of both steps keep for their derivatives and read and write slice by slice, in that model, as the XLA of this machine
+compiles them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ from timing import report
 LARGE = {"vocab": 32000, "dim": 1024, "layers": 24, "heads": 16, "kv_heads": 16, "hidden": 2816, "scan": True}
 SMALL = {"vocab": 512, "dim": 128, "layers": 6, "heads": 4, "kv_heads": 4, "hidden": 352, "scan": True}
 ROWS = {"batch": 8, "length": 513}
+FEW_ROWS = {"batch": 4, "length": 65}
 
 
-def cases() -> Iterator[Case]:
+def cases(name: str, config: dict[str, Any], rows: dict[str, int]) -> Iterator[Case]:
     for checkpoint in (True, False):
-        yield f"336M step, checkpoint={checkpoint}", "gpu", *steps({**LARGE, "checkpoint": checkpoint}, ROWS, "dp", 1)
+        yield (
+            f"{name} step, checkpoint={checkpoint}",
+            "gpu",
+            *steps({**config, "checkpoint": checkpoint}, rows, "dp", 1),
+        )
     yield from calls()
 
 
@@ -69,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--small", action="store_true", help="a small model, on whatever JAX has")
     parser.add_argument("--loops", action="store_true", help="what loops keep and move, without a GPU")
     args = parser.parse_args()
     import jax
@@ -80,10 +87,11 @@ def main() -> int:
                     shown = ", ".join(f"{key} {value:,}" for key, value in found.items())
                     print(f"checkpoint={checkpoint!s:5}  {name:10}  {which:8}  {shown}")
         return 0
-    if jax.default_backend() != "gpu":
-        print(f"not measured: JAX has no GPU here, but {jax.devices()[0]}; --loops needs none")
+    if jax.default_backend() != "gpu" and not args.small:
+        print(f"not measured: JAX has no GPU here, but {jax.devices()[0]}; --small and --loops need none")
         return 0
-    rows = measured(cases(), args.repeats)
+    chosen = cases("small", SMALL, FEW_ROWS) if args.small else cases("336M", LARGE, ROWS)
+    rows = measured(chosen, args.repeats)
     return report(rows, as_json=args.json, peer="jax", version=jax.__version__, device=str(jax.devices()[0]))
 
 

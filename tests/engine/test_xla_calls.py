@@ -4,6 +4,7 @@ and against engine ``numpy``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -233,3 +234,26 @@ def test_factorizations_of_matrices() -> None:
             np.testing.assert_allclose(one, other, atol=1e-4, rtol=1e-3)
     gradient = mw.grad(lambda x: mnp.linalg.svd(x, compute_uv=False).sum())
     np.testing.assert_allclose(mw.jit(gradient, engine="xla")(x), gradient(mnp.asarray(x)), atol=1e-4)
+
+
+def test_what_a_checkpoint_computes_again_is_not_joined_with_the_first_run() -> None:
+    def layer(w: Any, x: Any) -> Any:
+        return mnp.tanh(mnp.sin(x @ w) @ w)
+
+    def text(kept: Callable[..., Any]) -> str:
+        def loss(ws: Any, x: Any) -> Any:
+            for w in ws:
+                x = kept(w, x)
+            return x.sum()
+
+        args = [mnp.full((8, 8), 0.1)] * 3, mnp.ones((4, 8))
+        compiled = mw.jit(mw.grad(loss), engine="xla").lower(*args).compile()
+        for one, other in zip(compiled(*args), mw.grad(loss)(*args), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+        return compiled.stages[-1].text
+
+    plain, again = text(layer), text(mw.checkpoint(layer))
+    first = re.compile(r"stablehlo.dot_general (%\w+), (%\w+)")
+    assert not len(first.findall(plain)) - len({*first.findall(plain)})
+    assert len(first.findall(again)) == len({*first.findall(again)}) > len(first.findall(plain))
+    assert "optimization_barrier" in again and "optimization_barrier" not in plain

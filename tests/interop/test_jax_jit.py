@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.errors import MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
+from meshwright.errors import DonatedError, MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
 from meshwright.interop.jax import jit
 
 
@@ -191,5 +191,34 @@ def test_errors(mesh: Any) -> None:
         jit(lambda x: x, in_shardings=PartitionSpec("x"))(jnp.ones(8))
     with raises(MeshwrightError, "in_shardings does not fit what it is for."):
         jit(lambda x: x["a"], in_shardings=({"b": NamedSharding(mesh, PartitionSpec())},))({"a": jnp.ones(8)})
+    placed = jit(lambda x: x.sum(), in_shardings=NamedSharding(mesh, PartitionSpec()))
+    for f in (placed, jit(lambda x: x.sum())):
+        for transformed, what, instead in (
+            (jax.grad(f), "differentiated", "jax.grad(f)"),
+            (jax.jit(jax.grad(f)), "differentiated", "jax.grad(f)"),
+            (lambda x, f=f: jax.vmap(f)(x[None]), "batched", "jax.vmap(f)"),
+        ):
+            with pytest.raises(MeshwrightError) as error:
+                transformed(jnp.ones(8))
+            assert error.value.what == f"A function that is partitioned here is not {what} by JAX."
+            assert "test_jax_jit.py" in error.value.where
+            assert error.value.why == "for JAX it is one op, of which only the code is known"
+            assert error.value.fix == f"mw.interop.jax.jit({instead})"
     with raises(MeshwrightError, "A program of Meshwright is not differentiated by JAX."):
-        jax.grad(lambda x: jit(lambda x: x.sum(), in_shardings=NamedSharding(mesh, PartitionSpec()))(x))(jnp.ones(8))
+        jax.grad(jax.jit(placed))(jnp.ones(8))
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_donated_array_is_not_an_argument_again(mesh: Any, spread: bool) -> None:
+    """JAX itself ends the process here if the array is on several devices."""
+    f = jit(lambda tree, y: jax.tree.map(lambda x: x + y, tree), donate_argnums=0)
+    x, y = [jnp.ones(8)], jnp.ones(8)
+    if spread:
+        x, y = jax.device_put((x, y), NamedSharding(mesh, PartitionSpec("data")))
+    f(f(x, y), y)
+    for call in (lambda: f(x, y), lambda: jit(lambda x: x * 2)(*x), lambda: f.lower([y], y).compile()(x, y)):
+        with pytest.raises(DonatedError) as error:
+            call()
+        assert error.value.what == "This array float32[8] was donated to a jitted function and no longer has contents."
+        assert "test_jax_jit.py" in error.value.where
+        assert error.value.fix == "use the function's result instead, or do not donate this argument"

@@ -23,7 +23,7 @@ _WRITTEN_AS_USERS = tuple(
 )
 _STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_CALLS_BACK = ("numpy", "optree")  # packages through which this one calls itself
+_CALLS_BACK = ("jax", "numpy", "optree")  # packages through which this one calls itself
 _LARGEST_SOURCE = 1 << 24  # bytes; a line of a larger file is named and not shown
 _internal: dict[str, bool] = {}  # by file
 _recent: dict[FrameType, _Recent] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import update_wrapper
+from functools import cache, update_wrapper
 from typing import Any, NamedTuple
 
 from meshwright.arrays.tracing import ShapeDtypeStruct
@@ -17,7 +17,7 @@ from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.engine.device_arrays import needed
 from meshwright.engine.xla import OnDevices, on_devices, runner
-from meshwright.errors import MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
+from meshwright.errors import DonatedError, MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
 from meshwright.interop.jaxpr.reader import Reader, type_of_aval
 from meshwright.interop.jaxpr.shardings import named
 from meshwright.sharding.named import NamedSharding
@@ -28,6 +28,12 @@ SETTINGS = (
     "default_matmul_precision", "enable_custom_prng", "legacy_prng_key", "debug_nans", "disable_jit",
 )  # fmt: skip
 
+TRANSFORMS = (
+    ("JVP", "differentiated", "jax.grad(f)"),
+    ("Linearize", "differentiated", "jax.grad(f)"),
+    ("Batch", "batched", "jax.vmap(f)"),
+)  # what the names of JAX's tracers have in them, what that means, and what to write
+
 
 def jit(
     f: Callable[..., Any],
@@ -37,13 +43,14 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    hardware: Any = None,
 ) -> JaxJitted:
     """A function of JAX as one that is partitioned here: it takes and returns JAX's arrays, in the containers of ``f``.
 
-    The arguments are those of ``jax.jit``. Arrays that are on a mesh say where they are, as they do there; shardings
-    are JAX's, or those of this package. ``lower(*args).compile()`` can be asked what ``mw.jit`` can: ``explain()``,
-    ``collectives``, ``memory()``, ``simulate(...)``. Under ``jax.jit`` it is one op, without a derivative: take
-    ``jax.grad`` inside of ``f``.
+    The arguments are those of ``jax.jit``, and the ``hardware`` of ``mw.jit``, for which layouts are chosen. Arrays on
+    a mesh say where they are, as they do there; shardings are JAX's, or those of this package.
+    ``lower(*args).compile()`` can be asked what ``mw.jit`` can: ``explain()``, ``collectives``, ``memory()``,
+    ``simulate(...)``. Under ``jax.jit`` it is one op, without a derivative: take ``jax.grad`` inside of ``f``.
 
     >>> import jax, jax.numpy as jnp
     >>> f = jit(lambda w, x: jnp.tanh(x @ w).sum())
@@ -52,7 +59,7 @@ def jit(
     """
     needed()
     return JaxJitted(
-        f, in_shardings, out_shardings, _numbers(donate_argnums), _numbers(static_argnums), static_argnames
+        f, in_shardings, out_shardings, _numbers(donate_argnums), _numbers(static_argnums), static_argnames, hardware
     )
 
 
@@ -77,12 +84,18 @@ class JaxExecutable(NamedTuple):
     def __call__(self, leaves: Sequence[Any]) -> Any:
         import jax
 
-        values = [jax.random.key_data(x) if is_key else x for x, is_key in zip(leaves, self.keys, strict=True)]
-        values = [values[n] for n in self.order]
-        traced = any(isinstance(x, jax.core.Tracer) for x in values)
+        if any(self.keys):
+            leaves = [jax.random.key_data(x) if is_key else x for x, is_key in zip(leaves, self.keys, strict=True)]
+        values = [leaves[n] for n in self.order]
+        if {_array_class()}.issuperset(map(type, values)):
+            traced = False
+            _check_there(values)
+        else:
+            traced = any(isinstance(x, jax.core.Tracer) for x in values)
         outs = self.found.inside(*values) if traced else self.run(*values)
-        outs = [x if kind is None else jax.random.wrap_key_data(x, impl=kind)
-                for x, kind in zip(outs, self.out_keys, strict=True)]  # fmt: skip
+        if any(self.out_keys):
+            outs = [x if kind is None else jax.random.wrap_key_data(x, impl=kind)
+                    for x, kind in zip(outs, self.out_keys, strict=True)]  # fmt: skip
         return jax.tree.unflatten(self.out_tree, outs)
 
 
@@ -135,8 +148,10 @@ class JaxJitted:
         donated: tuple[int, ...],
         static_numbers: tuple[int, ...],
         static_names: str | Sequence[str],
+        hardware: Any,
     ) -> None:
         update_wrapper(self, function)
+        self._hardware = hardware
         self._function = function
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         names = (static_names,) if isinstance(static_names, str) else tuple(static_names)
@@ -147,13 +162,22 @@ class JaxJitted:
         self._static_names = {*names, *(self._parameters[n] for n in static_numbers if n < len(self._parameters))}
         self._static_numbers = {*static_numbers, *(self._parameters.index(n) for n in names if n in self._parameters)}
         self._ready: dict[Any, JaxExecutable] = {}
+        self._last: tuple[Any, ...] = (None,)  # what the last call depended on, and what was called
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._split(args, kwargs)
-        key = call.containers, call.static, _settings(), tuple(map(_kind, call.leaves))
+        settings = call.containers, call.static, _settings()
+        if {_array_class()}.issuperset(map(type, call.leaves)):
+            types, places = [x.aval for x in call.leaves], [x.sharding for x in call.leaves]
+            if self._last[:-1] == (settings, types, places):  # which finds the same objects, most often
+                return self._last[-1](call.leaves)
+        else:
+            types, places = map(list, zip(*map(_kind, call.leaves), strict=True)) if call.leaves else ([], [])
+        key = *settings, *types, *places
         ready = self._ready.get(key)
         if ready is None:
             ready = self._ready[key] = self.lower(*args, **kwargs).compile()._ready
+        self._last = settings, types, places, ready
         return ready(call.leaves)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredForJax:
@@ -181,6 +205,7 @@ class JaxJitted:
             flat,
             out_shardings=tuple(_ours(s, mesh) for s in results) if any(s is not None for s in results) else None,
             donate_argnums=tuple(n for n, name in enumerate(names) if name in donated),
+            hardware=self._hardware,
         )
         with kept_wide([*in_types, *(type_of_aval(aval) for aval in closed.out_avals)]):
             types = [ShapeDtypeStruct(t.shape, t.dtype, sharding=_ours(s, mesh))
@@ -243,6 +268,26 @@ class JaxJitted:
         return [_sharding_of(x, asked=s) for x, s in zip(call.leaves, where, strict=True)]
 
 
+@cache
+def _array_class() -> type:
+    """The class of JAX's arrays that have contents."""
+    import jax
+
+    return type(jax.numpy.zeros(()))
+
+
+def _check_there(values: Sequence[Any]) -> None:
+    """Refuse arrays that were donated: of these, JAX ends the process where they are on several devices."""
+    for x in values:
+        if x.is_deleted():
+            raise DonatedError(
+                f"This array {_shape(x)} was donated to a jitted function and no longer has contents.",
+                where=here(),
+                why="donate_argnums lets the function overwrite its argument",
+                fix="use the function's result instead, or do not donate this argument",
+            )
+
+
 def _settings() -> tuple[Any, ...]:
     """What JAX is told that changes the programs it traces."""
     import jax
@@ -266,7 +311,10 @@ def _kind(x: Any) -> Any:
     """What a call is compiled for."""
     import jax
 
-    return jax.typeof(x), None if isinstance(x, jax.core.Tracer) else getattr(x, "sharding", None)
+    if not isinstance(x, jax.core.Tracer):
+        return jax.typeof(x), getattr(x, "sharding", None)
+    _refuse_transforms(x)
+    return jax.typeof(x), None
 
 
 def _shape(x: Any) -> str:
@@ -291,6 +339,18 @@ def _sharding_of(x: Any, asked: Any = None) -> Any:
             )
         return None
     return getattr(x, "sharding", None)
+
+
+def _refuse_transforms(x: Any) -> None:
+    """Refuse the tracers of ``jax.grad`` and ``jax.vmap``, for which there is no program yet to be partitioned."""
+    for kind, what, instead in TRANSFORMS:
+        if kind in type(x).__name__:
+            raise MeshwrightError(
+                f"A function that is partitioned here is not {what} by JAX.",
+                where=here(),
+                why="for JAX it is one op, of which only the code is known",
+                fix=f"mw.interop.jax.jit({instead})",
+            )
 
 
 def _without_sharding(x: Any) -> Any:

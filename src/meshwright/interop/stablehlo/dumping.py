@@ -165,8 +165,12 @@ class BodyWriter:
                     fix="trace the function again with mw.make_program(f)(…)",
                 )
             self.values[var] = self.constant(value, var.type)
+        twins = _computed_twice(program)
         for eqn in program.eqns:
             operands = [self.atom(a) for a in eqn.inputs]
+            if id(eqn) in twins:
+                apart = self.op("optimization_barrier", operands, [t for _, t in operands])
+                operands = [(name, t) for name, (_, t) in zip(apart, operands, strict=True)]
             if eqn.op.name == "sharding_constraint" and eqn.outputs[0] in self._fixed:
                 outs = [operands[0][0]]
             else:
@@ -296,3 +300,18 @@ class BodyWriter:
                 fix="mlir.dump(program, mesh=mesh)",
             )
         return self.declared(constraint_sharding(params, t.ndim, mesh)).removeprefix("#sdy.sharding")
+
+
+def _computed_twice(program: Program) -> set[int]:
+    """Which equations compute for the backward pass, from the same operands, what another one has computed: XLA would
+    join the two, and keep all that a checkpoint does not."""
+    again = [eqn for eqn in program.eqns if eqn.inputs and eqn.source is not None and eqn.source.again]
+    if not again:
+        return set()
+    among = {id(eqn) for eqn in again}
+    first = {_operands(eqn) for eqn in program.eqns if id(eqn) not in among}
+    return {id(eqn) for eqn in again if _operands(eqn) in first and any(isinstance(a, Var) for a in eqn.inputs)}
+
+
+def _operands(eqn: Eqn) -> tuple[Any, ...]:
+    return eqn.op.name, *(a if isinstance(a, Var) else str(a) for a in eqn.inputs)
