@@ -61,7 +61,7 @@ def main() -> int:
     import decoder_step
     from twins import load
 
-    gpt2 = {"vocab": 50304, "dim": 768, "layers": 12, "heads": 12}
+    gpt2 = {"vocab": 50304, "length": 1024, "dim": 768, "layers": 12, "heads": 12}
     moe = {"dim": 1024, "hidden": 4096, "experts": 64}
     rows = []
     for name, module, config, batch in (

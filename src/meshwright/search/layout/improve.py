@@ -9,7 +9,7 @@ from math import inf, prod
 from meshwright.core import tree
 from meshwright.search.layout.found import FoundLayout
 from meshwright.search.layout.searching import SIMULATED, Candidate, LayoutSearch, correct, mesh_of, split_name
-from meshwright.search.layout.usual import Layouts, split_batch, usual_layouts
+from meshwright.search.layout.usual import Layouts, fsdp, split_batch, usual_layouts
 from meshwright.search.layout.ways import blocks, layouts_of
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
@@ -49,7 +49,7 @@ def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes:
                 best, held = _fastest(search), search.held(one)
                 ratio = best.seconds / one.seconds if one.seconds else 1.0
                 if not search.is_large:
-                    _simulate_usual(search, meshes, GAP)
+                    _simulate_split_batch(search, meshes[0])
                 for other in candidates[1:OTHERS]:
                     search.estimated(other)
                 correct(search.made.values(), ratio, best.peak_bytes_per_device / held if held else 1.0)
@@ -59,7 +59,7 @@ def simulate_best(search: LayoutSearch, candidates: Sequence[Candidate], meshes:
     if not candidates:
         _simulate_split_batch(search, meshes[0])
     if not search.is_large:
-        _simulate_usual(search, meshes, FAR)
+        _simulate_usual(search, meshes)
 
 
 def near_bound(search: LayoutSearch) -> bool:
@@ -82,24 +82,26 @@ def _simulate(search: LayoutSearch, one: Candidate, given: Sequence[TensorShardi
 
 
 def _simulate_split_batch(search: LayoutSearch, sizes: Mapping[str, int]) -> None:
-    """Simulate a batch in parts, with parameters whole, unless these do not fit, and in parts."""
-    for name, split in (("batch", False), ("batch, parameters", True)):
-        given = split_batch(search, sizes, split)
-        held = sum(t.nbytes / blocks(s) for t, s in zip(search.step.types, given, strict=True))
-        if held <= search.memory or split:
-            search.simulated(given, search.machine(sizes), name, {})
+    """Simulate a batch in parts, with parameters whole, unless these do not fit, and in parts: along the first dim that
+    can be, and along the largest."""
+    whole = split_batch(search, sizes, False)
+    split = [split_batch(search, sizes, True), fsdp(search, whole, mesh_of(sizes).axes, largest=True)]
+    held = sum(t.nbytes / blocks(s) for t, s in zip(search.step.types, whole, strict=True))
+    for given in dict.fromkeys([*[whole] * (held <= search.memory), *split]):
+        name = "batch" if given == whole else "batch, parameters"
+        search.simulated(given, search.machine(sizes), name, {})
 
 
-def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]], far: float) -> None:
-    """Simulate other layouts that are usually written, unless they are estimated to take ``far`` times as long as the
-    best, even if as much too high as for one that was simulated."""
+def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> None:
+    """Simulate other layouts that are usually written, unless they are estimated to be far from the best, even if as
+    much too high as for one that was simulated."""
     most = min(MOST_USUAL, USUAL // max(1, search.equations))
     usual = usual_layouts(search, meshes) if most else []
     taken = [(one, search.made.get((*one.given, frozenset()))) for one in usual]
     over = max([1.0, *(one.seconds / found.seconds for one, found in taken if found is not None and found.seconds)])
     for one in [one for one, found in taken if found is None][:most]:
         best = _fastest(search)
-        if not best.fits or one.seconds <= far * over * best.seconds:
+        if not best.fits or one.seconds <= FAR * over * best.seconds:
             found = search.simulated(one.given, search.machine(one.sizes), one.name, {})
             over = max(over, one.seconds / found.seconds if found.seconds else 1.0)
 

@@ -44,7 +44,7 @@ def split_batch(search: LayoutSearch, sizes: Mapping[str, int], split: bool) -> 
     axes = mesh_of(sizes).axes
     whole = tuple(_rows(t, axes, sizes) if n in search.step.batch else layout(mesh_of(sizes), ((),) * t.ndim)
                   for n, t in enumerate(search.step.types))  # fmt: skip
-    return _fsdp(search, whole, axes, largest=False) if split else whole
+    return fsdp(search, whole, axes, largest=False) if split else whole
 
 
 def _on(search: LayoutSearch, sizes: Mapping[str, int], all_axes: bool) -> Iterator[tuple[str, Layouts]]:
@@ -55,7 +55,7 @@ def _on(search: LayoutSearch, sizes: Mapping[str, int], all_axes: bool) -> Itera
         whole = split_batch(search, sizes, False)
         yield "batch", whole
         yield "batch, parameters", split_batch(search, sizes, True)
-        yield "batch, parameters", _fsdp(search, whole, axes, largest=True)
+        yield "batch, parameters", fsdp(search, whole, axes, largest=True)
         tensor = search.restricted(sizes, lambda n, s: bool(_axes(s)) == (n not in step.batch and len(s.dims) > 1))
         if tensor is not None:
             yield "tensor parallel", search.inputs(tensor)
@@ -87,7 +87,7 @@ def _both(
             return
         given = search.inputs(tensor)
         yield "data and tensor parallel", given
-        yield "FSDP and tensor parallel", _fsdp(search, given, data[-1:], largest=True)
+        yield "FSDP and tensor parallel", fsdp(search, given, data[-1:], largest=True)
         if any(longer[n] != rows[n] for n in step.batch):
             yield "sequence parallel", tuple(longer[n] if n in step.batch else s for n, s in enumerate(given))
 
@@ -112,7 +112,7 @@ def _with(s: TensorSharding, dim: int, axes: Sequence[AxisRef], t: TensorType) -
     return layout(s.mesh, tuple(dims))
 
 
-def _fsdp(search: LayoutSearch, given: Layouts, axes: Sequence[AxisRef], largest: bool) -> Layouts:
+def fsdp(search: LayoutSearch, given: Layouts, axes: Sequence[AxisRef], largest: bool) -> Layouts:
     """Layouts with the parameters in parts over axes that they are whole on: along the first dim that is not split and
     can be, or along the largest of these."""
     found = []
