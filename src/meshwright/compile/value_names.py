@@ -20,7 +20,7 @@ class ValueNames:
 
     def __init__(self, program: Program, names: Sequence[str], out_names: Sequence[str]) -> None:
         self.arguments: dict[Atom, int] = {}  # by values that are an argument or have its elements, its number
-        self.names = names
+        self.names, self.out_names = names, out_names
         self.results: dict[Atom, str] = {}
         self.readers: dict[Atom, list[Eqn]] = {}
         for var, name in zip(program.outputs, out_names, strict=True):
