@@ -12,7 +12,7 @@ from meshwright.compile.value_names import ValueNames, of_any_index
 from meshwright.core import tree
 from meshwright.core.facts import Structure
 from meshwright.core.op import is_elementwise
-from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.core.program import Atom, Eqn, Var
 from meshwright.partition.combine import dearest, received
 from meshwright.partition.reshard.plan import show_bytes
 from meshwright.propagate.reasons import Reasons
@@ -237,11 +237,12 @@ def _of_results(placed: PartitionedProgram, names: ValueNames, c: Collective) ->
     """Other shardings of the results that a collective is for. One that is an argument updated stays as that is: the
     next call would bring it back."""
     places = dict(zip(placed.source.inputs, placed.in_shardings, strict=True))
+    reached = _onward(names, c.var)
     for number, atom in enumerate(placed.source.outputs):
         sharding, t = placed.out_shardings[number], placed.out_types[number]
-        if not isinstance(atom, Var) or t is not atom.type or not _leads_to(placed.source, c.var, atom):
+        if not isinstance(atom, Var) or t is not atom.type or atom not in reached:
             continue
-        if any(v.type is t and places[v] == sharding for v in _updated(placed.source, atom)):
+        if any(v.type is t and places.get(v) == sharding for v in _updated(names, atom)):
             continue
         alike = tuple(
             n
@@ -254,26 +255,27 @@ def _of_results(placed: PartitionedProgram, names: ValueNames, c: Collective) ->
             yield _Candidate(alike, other, "result")
 
 
-def _backward(program: Program, var: Var) -> Iterator[Var]:
-    """A value and those that elementwise equations and views make it of, a few steps back."""
-    makers = {out: eqn for eqn in program.eqns for out in eqn.outputs}
-    frontier = [var]
+def _onward(names: ValueNames, value: Atom | None) -> set[Atom]:
+    """A value and what elementwise equations and constraints make of it, in a few steps."""
+    found, frontier = {value}, [value]
+    for _ in range(MOST_STEPS):
+        read = (eqn for v in frontier if v is not None for eqn in names.readers.get(v, ()))
+        frontier = [v for eqn in read if _is_local(eqn) for v in eqn.outputs if v not in found]
+        found.update(frontier)
+    return {one for one in found if one is not None}
+
+
+def _updated(names: ValueNames, result: Var) -> Iterator[Var]:
+    """The values that a result is made of by such equations, in a few steps."""
+    frontier = [result]
     for _ in range(MOST_STEPS):
         yield from frontier
-        made = [makers[v] for v in frontier if v in makers]
-        near = [eqn for eqn in made if is_elementwise(eqn) or eqn.op.structure is Structure.CONSTRAINT]
-        frontier = list(dict.fromkeys(v for eqn in near for v in eqn.inputs if isinstance(v, Var)))
+        made = (names.makers[v] for v in frontier if v in names.makers)
+        frontier = list(dict.fromkeys(v for eqn in made if _is_local(eqn) for v in eqn.inputs if isinstance(v, Var)))
 
 
-def _leads_to(program: Program, value: Atom | None, result: Var) -> bool:
-    """Whether a result is a value, or made of it elementwise."""
-    return any(v is value for v in _backward(program, result))
-
-
-def _updated(program: Program, result: Var) -> Iterator[Var]:
-    """The arguments that a result is made of elementwise."""
-    inputs = set(program.inputs)
-    return (v for v in _backward(program, result) if v in inputs)
+def _is_local(eqn: Eqn) -> bool:
+    return is_elementwise(eqn) or eqn.op.structure is Structure.CONSTRAINT
 
 
 def _of_constraints(placed: PartitionedProgram, names: ValueNames, c: Collective) -> Iterator[_Candidate]:
