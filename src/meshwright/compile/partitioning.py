@@ -414,7 +414,7 @@ def placed(done: Compilation) -> PartitionedProgram:
     )
 
 
-class Changes(NamedTuple):
+class OtherShardings(NamedTuple):
     """Other shardings: of arguments and results by their numbers, of constraints by those of their equations."""
 
     arguments: Mapping[int, NamedSharding] = {}
@@ -422,7 +422,7 @@ class Changes(NamedTuple):
     constraints: Mapping[int, NamedSharding] = {}
 
 
-def changed(program: PartitionedProgram, changes: Changes) -> PartitionedProgram:
+def changed(program: PartitionedProgram, changes: OtherShardings) -> PartitionedProgram:
     """The program partitioned anew with other shardings: what `jit` would make of them, though the program is not
     traced again, and read again only if constraints in it are others."""
     found, source = program.compilation.inlined, program.source

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
-from meshwright.compile.partitioning import Changes, Collective, PartitionedProgram, changed
+from meshwright.compile.partitioning import Collective, OtherShardings, PartitionedProgram, changed
 from meshwright.compile.value_names import ValueNames, of_any_index
 from meshwright.core import tree
 from meshwright.core.facts import Structure
@@ -102,8 +102,8 @@ class _Candidate(NamedTuple):
     sharding: NamedSharding
     kind: str = "argument"
 
-    def changes(self) -> Changes:
-        return Changes(**{f"{self.kind}s": dict.fromkeys(self.numbers, self.sharding)})
+    def changes(self) -> OtherShardings:
+        return OtherShardings(**{f"{self.kind}s": dict.fromkeys(self.numbers, self.sharding)})
 
 
 def suggestions(
