@@ -14,7 +14,8 @@ export interface Row {
 
 const general = (text: string) => text.replace(/\d+/g, "*");
 // What a value is called, without the type that comes after it.
-export const nameOf = (value: string) => value.replace(/ \w+\[[\d,]*\].*$/, "");
+const TYPE = / ~?(?:bf16|[cf]\d+\w*|[iu]\d+|bool)\[[\d,]*\](?:, …)?$/;
+export const nameOf = (value: string) => value.replace(TYPE, "");
 
 // Those of equal layers are one row, as in the text of `explain`.
 export function rows(collectives: Collective[]): Row[] {
