@@ -13,12 +13,15 @@ export interface Row {
 }
 
 const general = (text: string) => text.replace(/\d+/g, "*");
+// What a value is called, without the type that comes after it.
+const TYPE = / ~?(?:bf16|[cf]\d+\w*|[iu]\d+|bool)\[[\d,]*\](?:, …)?$/;
+export const nameOf = (value: string) => value.replace(TYPE, "");
 
 // Those of equal layers are one row, as in the text of `explain`.
 export function rows(collectives: Collective[]): Row[] {
   const found = new Map<string, Row>();
   for (const one of collectives) {
-    const name = one.value.replace(/ \S*$/, "");
+    const name = nameOf(one.value);
     const key = [one.kind, one.axes, one.bytes, one.why, one.stack[0], one.direction, one.scopes.map(general), general(name)].join("|");
     const row = found.get(key);
     const exposed = one.exposed_seconds === null ? null : one.exposed_seconds * one.times;
@@ -58,7 +61,8 @@ export function Collectives(props: { report: Report; onValue: (value: number) =>
     {
       title: "value",
       width: "minmax(0, 1fr)",
-      text: (r) => (r.count > 1 ? general(r.first.value.replace(/ \S*$/, "")) + r.first.value.slice(r.first.value.lastIndexOf(" ")) : r.first.value),
+      text: ({ count, first: { value } }) =>
+        count > 1 ? general(nameOf(value)) + value.slice(nameOf(value).length) : value,
     },
   ];
   const row = chosen === null ? null : found[chosen];

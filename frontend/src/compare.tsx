@@ -1,6 +1,6 @@
 // Two reports side by side: their figures, and which collectives appeared, went or changed.
 import { useMemo } from "preact/hooks";
-import { rows, type Row } from "./collectives";
+import { nameOf, rows, type Row } from "./collectives";
 import { percent, size, time, type Report } from "./data";
 import { Table, type Column } from "./table";
 
@@ -17,7 +17,7 @@ const place = (row: Row) =>
     row.first.direction,
     (row.first.stack[0] ?? "").replace(/^\S+ /, "").replace(/ {3}\(in .*$/, ""),
     row.first.scopes.join("/").replace(/\d+/g, "*"),
-    row.first.value.replace(/ \S*$/, "").replace(/\d+/g, "*"),
+    nameOf(row.first.value).replace(/\d+/g, "*"),
   ].join("|");
 
 export function Compare({ reports }: { reports: [Report, Report] }) {

@@ -79,7 +79,7 @@ export function Memory({ report, theme }: { report: Report; theme: string }) {
       </table>
       {peak.length > 12 && (
         <p class="quiet">
-          and {size(peak.slice(12).reduce((sum, one) => sum + one.bytes, 0))} in {peak.length - 12} more values
+          and {size(peak.slice(12).reduce((sum, one) => sum + one.bytes, 0))} in {peak.length - 12} more rows
         </p>
       )}
     </section>

@@ -21,8 +21,8 @@ from twins import load
 MESH = mw.make_mesh((2, 4), ("data", "model"))
 
 
-def compiled(name: str, specs: Any, machine: str) -> Any:
-    """The train step of an example, its parameters laid out by ``specs(path, shape)``."""
+def compiled(name: str, specs: Any, machine: str, returned: Any = None) -> Any:
+    """The train step of an example, its parameters laid out by ``specs(path, shape)``, its results by ``returned``."""
     example = load(name)
     config = example.Config()
     params = mw.eval_shape(lambda: example.init(mw.random.key(0), config))
@@ -34,12 +34,23 @@ def compiled(name: str, specs: Any, machine: str) -> Any:
     leaves, whole = tree.flatten((params, batch))
     names = [name + path for name, one in (("params", params), ("batch", batch)) for path in tree.path_names(one)]
     args = tree.unflatten(whole, [on(leaf, specs(name, leaf.shape)) for name, leaf in zip(names, leaves, strict=True)])
-    step = mw.jit(lambda params, batch: example.train_step(params, batch, config), hardware=machine)
+    step = mw.jit(
+        lambda params, batch: example.train_step(params, batch, config), hardware=machine, out_shardings=returned
+    )
     return step.lower(*args).compile()
 
 
 def _changed(specs: Any, applied: dict[str, PartitionSpec], path: str, shape: tuple[int, ...]) -> PartitionSpec:
     return applied[path] if path in applied else specs(path, shape)
+
+
+def _returned(before: Any, applied: dict[str, PartitionSpec]) -> Any:
+    """The ``out_shardings`` that say something of some results, and nothing of the others."""
+    leaves, whole = tree.flatten(before.out_shardings)
+    names = ["result" + path for path in tree.path_names(before.out_shardings)]
+    places = [mw.NamedSharding(MESH, applied[name]) if name in applied else None for name in names]
+    assert set(applied) <= set(names) and len(leaves) == len(places)
+    return tree.unflatten(whole, places)
 
 
 def assert_hints_hold(name: str, specs: Any, machine: str) -> int:
@@ -49,7 +60,11 @@ def assert_hints_hold(name: str, specs: Any, machine: str) -> int:
     run = before.simulate(machine)
     for hint in hints:
         applied = dict.fromkeys(hint.arguments, hint.spec)
-        after = compiled(name, partial(_changed, specs, applied), machine)
+        if hint.kind == "argument":
+            after = compiled(name, partial(_changed, specs, applied), machine)
+        else:
+            assert hint.kind == "result"  # no example has a constraint
+            after = compiled(name, specs, machine, _returned(before, applied))
         now = after.simulate(machine)
         assert received(before.collectives) - received(after.collectives) == hint.saved_bytes, str(hint)
         assert run.seconds - now.seconds == pytest.approx(hint.saved_seconds, rel=1e-9, abs=1e-15), str(hint)
@@ -98,3 +113,62 @@ def test_hints_for_every_example_hold(name: str) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_hints_for_random_layouts_hold(seed: int) -> None:
     assert_hints_hold(("mlp", "transformer")[seed % 2], drawn(seed), ("tpu v5e", "h100")[seed // 5])
+
+
+def on(shape: tuple[int, ...], *spec: Any) -> Any:
+    return mw.ShapeDtypeStruct(shape, "bfloat16", sharding=mw.NamedSharding(MESH, mw.P(*spec)))
+
+
+def project(x: Any, up: Any, down: Any) -> Any:
+    return {"out": mw.nn.gelu(x @ up) @ down, "norm": (x * x).sum()}
+
+
+def project_with(out: Any) -> Any:
+    f = mw.jit(project, out_shardings=out)
+    return f.lower(on((4096, 1024), "data"), on((1024, 4096), None, "model"), on((4096, 1024), "model")).compile()
+
+
+def assert_promised(before: Any, after: Any, hint: Any, machine: str = "tpu v5e") -> None:
+    was, now = before.simulate(machine), after.simulate(machine)
+    assert received(before.collectives) - received(after.collectives) == hint.saved_bytes > 0
+    assert was.seconds - now.seconds == pytest.approx(hint.saved_seconds, rel=1e-9, abs=1e-15)
+    assert was.peak_bytes_per_device - now.peak_bytes_per_device == hint.saved_memory
+
+
+def test_a_hint_on_a_result_holds() -> None:
+    before = project_with(None)
+    hint = next(one for one in before.explanation("tpu v5e").cheaper() if one.kind == "result")
+    assert hint.arguments == ("result['out']",)
+    assert "return result['out'] as P('data', 'model'): −" in before.explain("tpu v5e")
+    assert hint.fix == "mw.jit(f, out_shardings={'out': mw.NamedSharding(mesh, mw.P('data', 'model')), 'norm': None})"
+    pasted = eval(hint.fix, {"mw": mw, "mesh": MESH, "f": project})
+    shapes = (on((4096, 1024), "data"), on((1024, 4096), None, "model"), on((4096, 1024), "model"))
+    assert_promised(before, pasted.lower(*shapes).compile(), hint)
+
+
+def test_a_result_that_is_the_next_value_of_an_argument_stays_as_it_is() -> None:
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.1 * mw.grad(lambda w: ((x @ w) ** 2).sum().astype("float32"))(w)
+
+    found = mw.jit(step, donate_argnums=0).lower(on((1024, 1024)), on((4096, 1024), "data")).compile()
+    assert [one.kind for one in found.collectives] == ["all_reduce"]
+    assert not [one for one in found.explanation("tpu v5e").cheaper() if one.kind == "result"]
+
+
+def constrained(spec: Any, derivative: bool) -> Any:
+    def loss(w: Any, x: Any) -> Any:
+        hidden = mw.lax.with_sharding_constraint(x @ w["up"], mw.NamedSharding(MESH, spec))
+        return (mw.nn.gelu(hidden) @ w["down"]).sum().astype("float32")
+
+    w = {"up": on((1024, 4096), None, "model"), "down": on((4096, 1024), "model")}
+    return mw.jit(mw.grad(loss) if derivative else loss).lower(w, on((256, 1024), "data")).compile()
+
+
+@pytest.mark.parametrize("derivative", [False, True])
+def test_a_hint_on_a_constraint_holds(derivative: bool) -> None:
+    before = constrained(mw.P("data"), derivative)
+    hint = next(one for one in before.explanation("tpu v5e").cheaper() if one.kind == "constraint")
+    assert hint.spec == mw.P("data", "model") and hint.arguments[0].startswith("test_hints.py:")
+    code = "mw.lax.with_sharding_constraint(x, mw.NamedSharding(mesh, mw.P('data', 'model')))"
+    assert hint.fix == f"{code}  # at {hint.arguments[0]}"
+    assert_promised(before, constrained(hint.spec, derivative), hint)

@@ -14,7 +14,10 @@ import meshwright
 PACKAGE = Path(meshwright.__file__).parent
 ROOT = PACKAGE.parent.parent
 PRIVATE = re.compile(r"\b(owed|owes?|owing|settled?|settles|twins?|debts?|laid out as)\b")
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")), *sorted((PACKAGE / "tour" / "topics").glob("*.md")),
+]  # fmt: skip
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -304,6 +304,7 @@ class Explanation:
             ],
             "cheaper": [
                 {
+                    "kind": one.kind,
                     "arguments": list(one.arguments),
                     "spec": str(one.spec),
                     "saved_bytes": one.saved_bytes,

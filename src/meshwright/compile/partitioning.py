@@ -18,7 +18,7 @@ from meshwright.compile.placement import Placement, Where
 from meshwright.compile.stages import PARTITION, Compilation, run_stages
 from meshwright.core import tree
 from meshwright.core.facts import Structure
-from meshwright.core.program import Atom, Program, Var
+from meshwright.core.program import Atom, Eqn, Program, Var
 from meshwright.core.source import BACKWARD, FORWARD, RECOMPUTED, Source, here, user_source
 from meshwright.core.types import TensorType
 from meshwright.errors import CommunicationError, MeshError, ShardingError
@@ -414,17 +414,36 @@ def placed(done: Compilation) -> PartitionedProgram:
     )
 
 
-def with_arguments(program: PartitionedProgram, shardings: Mapping[int, NamedSharding]) -> PartitionedProgram:
-    """The program partitioned anew for arguments, by their numbers, in other shardings: what `jit` would
-    make of them, though the program is not traced and read again."""
-    found = program.compilation.inlined
+class OtherShardings(NamedTuple):
+    """Other shardings: of arguments and results by their numbers, of constraints by those of their equations."""
+
+    arguments: Mapping[int, NamedSharding] = {}
+    results: Mapping[int, NamedSharding] = {}
+    constraints: Mapping[int, NamedSharding] = {}
+
+
+def changed(program: PartitionedProgram, changes: OtherShardings) -> PartitionedProgram:
+    """The program partitioned anew with other shardings: what `jit` would make of them, though the program is not
+    traced again, and read again only if constraints in it are others."""
+    found, source = program.compilation.inlined, program.source
     assert found is not None
-    given = list(found.given)
-    for index, sharding in shardings.items():
-        given[index] = sharding.to_tensor_sharding(program.source.inputs[index].type.ndim)
+    given, asked, eqns = list(found.given), list(found.asked), list(source.eqns)
+    for index, sharding in changes.arguments.items():
+        given[index] = sharding.to_tensor_sharding(source.inputs[index].type.ndim)
+    for index, sharding in changes.results.items():
+        asked[index] = sharding.to_tensor_sharding(found.out_types[index].ndim)
+    for index, sharding in changes.constraints.items():
+        eqn = eqns[index]
+        eqns[index] = Eqn(eqn.op, eqn.inputs, {**eqn.params, "spec": sharding.spec}, eqn.outputs, eqn.source)
+    if changes.constraints:
+        source = replace(source, eqns=tuple(eqns))
     # Which of several layouts is the cheapest may be another one now.
     start = replace(
-        program.compilation, program=program.source, inlined=found._replace(given=tuple(given)), cheapest=None
+        program.compilation,
+        program=source,
+        inlined=found._replace(given=tuple(given), asked=tuple(asked)),
+        layouts=None if changes.constraints else program.compilation.layouts,
+        cheapest=None,
     )
     return placed(run_stages(PARTITION[1:], start))
 

@@ -17,6 +17,7 @@ from meshwright.core.text.printing import print_params
 from meshwright.partition.combine import dearest
 from meshwright.sharding.named import TensorSharding
 from meshwright.simulate.machine import COMPUTE
+from meshwright.simulate.memory import MemoryUse
 from meshwright.simulate.simulation import Simulation
 
 COMPUTED, HIDDEN, EXPOSED, NOT_SHOWN = range(4)  # what a box of the timeline is
@@ -77,6 +78,18 @@ def _totals(found: Explanation) -> dict[str, Any]:
     return {"received_bytes": received, "by_axis": axes, "by_kind": kinds}
 
 
+def _at_peak(use: MemoryUse, lines: _Numbered) -> list[dict[str, Any]]:
+    """What is alive at the peak, equal values of one line together, the most bytes first."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for one in use.at_peak:
+        found.setdefault((one.what, lines.of(one.source)), []).append(one.nbytes)
+    rows = [
+        {"what": what if len(sizes) == 1 else f"{len(sizes)} × {what}", "bytes": sum(sizes), "line": line}
+        for (what, line), sizes in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row["bytes"])
+
+
 def _simulated(run: Simulation | None, lines: _Numbered) -> dict[str, Any]:
     """What a simulation found: its figures, timeline and memory."""
     if run is None:
@@ -104,7 +117,7 @@ def _simulated(run: Simulation | None, lines: _Numbered) -> dict[str, Any]:
         "names": names.all,
         "memory": {
             "curve": list(use.curve),
-            "peak": [{"what": one.what, "bytes": one.nbytes, "line": lines.of(one.source)} for one in use.at_peak],
+            "peak": _at_peak(use, lines),
             "line": str(use.peak_source) if use.peak_source is not None else None,
         },
     }

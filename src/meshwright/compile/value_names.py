@@ -20,9 +20,10 @@ class ValueNames:
 
     def __init__(self, program: Program, names: Sequence[str], out_names: Sequence[str]) -> None:
         self.arguments: dict[Atom, int] = {}  # by values that are an argument or have its elements, its number
-        self.names = names
+        self.names, self.out_names = names, out_names
         self.results: dict[Atom, str] = {}
         self.readers: dict[Atom, list[Eqn]] = {}
+        self.makers: dict[Atom, Eqn] = {}
         for var, name in zip(program.outputs, out_names, strict=True):
             if isinstance(var, Var):
                 self.results.setdefault(var, name)
@@ -33,6 +34,7 @@ class ValueNames:
         for eqn in program.eqns:
             for atom in eqn.inputs:
                 self.readers.setdefault(atom, []).append(eqn)
+            self.makers.update(dict.fromkeys(eqn.outputs, eqn))
             if len(eqn.inputs) == 1 and eqn.inputs[0] in self.arguments and _keeps_elements(eqn):
                 self.arguments[eqn.outputs[0]] = self.arguments[eqn.inputs[0]]
             for name, region in eqn.regions():
