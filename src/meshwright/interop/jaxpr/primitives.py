@@ -308,7 +308,6 @@ RULES: dict[str, Rule] = {
     "concatenate": _concatenate,
     "stack": lambda *xs, axis: mnp.stack(xs, axis),
     "split": lambda x, sizes, axis: tuple(lax.split(x, sizes, axis)),
-    "unstack": lambda x, axis: tuple(mnp.unstack(x, axis=axis)),
     "slice": _slice,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
