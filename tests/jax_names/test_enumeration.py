@@ -1,6 +1,7 @@
 """``meshwright.jax`` has the public names of the installed JAX, and takes the parameters that those take.
 
-``missing.json`` lists, module by module and with a reason, the names and parameters of jax 0.10 that are not here.
+``missing.json`` lists, module by module and with a reason, the names and parameters of jax 0.10 that are not here, and
+``missing_of_newest.json`` those that the newest JAX has beside.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ jax = pytest.importorskip("jax")
 from tests.jax_names.public import MODULES, missing  # noqa: E402
 
 AT_LEAST = 0.97
+NEWEST = json.loads((Path(__file__).parent / "missing_of_newest.json").read_text())
 LISTED = json.loads((Path(__file__).parent / "missing.json").read_text())
 
 
@@ -34,3 +36,17 @@ def test_what_is_missing_is_listed_with_a_reason(module: str):
     assert entry["reason"]
     assert names == set(entry["names"])
     assert parameters == set(entry["parameters"])
+
+
+@pytest.mark.skipif(
+    ".".join(map(str, jax.__version_info__[:2])) != NEWEST["version"], reason="the list is of the newest"
+)
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_missing_of_the_newest_is_listed(module: str):
+    entry = LISTED.get(module, {"names": [], "parameters": []})
+    new = set(NEWEST["missing"].get(module, []))
+    absent = missing(module)[0]
+    names = {one for one in absent if "(" not in one}
+    shown = {one for one in absent if one in names or one.split("(")[0] not in names}
+    assert NEWEST["reason"]
+    assert shown - set(entry["names"]) - set(entry["parameters"]) <= new

@@ -12,6 +12,7 @@ import jax.experimental
 import jax.extend.linear_util
 import jax.interpreters.partial_eval
 import jax.monitoring
+import jax.scipy.stats
 import numpy as np
 import pytest
 
@@ -190,11 +191,18 @@ def partly_known(j: Any) -> Any:
     return known, float(outs[0].get_known()), outs[1][0].shape, outs[2][0].shape, out_tree().num_leaves
 
 
+def normal_distribution(j: Any) -> Any:
+    n, q = j.scipy.stats.norm, np.array([0.1, 0.5, 0.9], np.float32)
+    x = X - 2
+    shares = [f(x, 0.5, 2.0) for f in (n.logpdf, n.pdf, n.cdf, n.sf)]
+    return [*shares, n.ppf(q, 0.5, 2.0), n.isf(q), n.cdf(1.0), j.grad(lambda x: n.cdf(x).sum())(x)]
+
+
 CALLS: dict[str, Callable[[Any], Any]] = {
     one.__name__: one
     for one in (
         mean_of_gradients, through_unchecked, pmapped, smapped, inferred, automatic, typed, printed, made, derivatives,
-        renamed, trees, small_names, partly_known,
+        renamed, trees, small_names, partly_known, normal_distribution,
     )
 }  # fmt: skip
 

@@ -1,7 +1,10 @@
-"""A user's file with arrays in it passes ``mypy --strict``: operators, methods and functions say what they return."""
+"""Users' files with arrays in them pass mypy and pyright, strict: operators, methods and functions say what they
+return."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,17 +37,56 @@ x: mw.Array = mnp.ones((2, 3))
 print(x > 1, x.astype("int32"), float(x.sum()), x.sharding, len(x), [row for row in x])
 """
 
+IN_JAX = """
+import meshwright.jax as jax
+import meshwright.jax.numpy as jnp
+from meshwright.jax import lax
+from meshwright.jax.sharding import NamedSharding, PartitionSpec as P
+
+
+def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+    y = x @ w + 1.0
+    return y.T[0] + y.at[0].set(1.0).sum() + x[0] + lax.exp(y).max()
+
+
+def loss(x: jax.Array) -> jax.Array:
+    return jnp.sum(jax.nn.relu(x) ** 2)
+
+
+x: jax.Array = jnp.ones((2, 3))
+mesh = jax.make_mesh((2,), ("x",))
+placed = jax.device_put(x, NamedSharding(mesh, P("x")))
+print(jax.jit(layer)(x, x.T), jax.grad(loss)(placed), jax.random.normal(jax.random.key(0), (3,)))
+"""
+
 WRONG = USER + "\nn: int = x.shape\nx.nothing()\n"
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("text", "errors"), [(USER, []), (WRONG, ["[assignment]", "[attr-defined]"])])
-def test_a_file_of_a_user(text: str, errors: list[str], tmp_path: Path):
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    texts = {"user.py": USER, "in_jax.py": IN_JAX, "wrong.py": WRONG}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    return [str(tmp_path / name) for name in texts]
+
+
+def test_files_of_users_pass_mypy(files: list[str]):
     pytest.importorskip("mypy")
-    file = tmp_path / "user.py"
-    file.write_text(text)
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env={"MYPYPATH": str(root / "src")})
-    found = [line.rsplit(" ", 1)[-1] for line in done.stdout.splitlines() if ": error:" in line]
-    assert found == errors, done.stdout
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", *files]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={"MYPYPATH": str(ROOT / "src")})
+    lines = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert all("wrong.py:" in line for line in lines), done.stdout
+    assert [line.rsplit(" ", 1)[-1] for line in lines] == ["[assignment]", "[attr-defined]"], done.stdout
+
+
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="pyright is not installed")
+def test_files_of_users_pass_pyright(files: list[str]):
+    folder = Path(files[0]).parent
+    settings = {"extraPaths": [str(ROOT / "src")], "typeCheckingMode": "strict"}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = ["pyright", "--outputjson", "--pythonpath", sys.executable]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=folder).stdout)
+    errors = [one for one in found["generalDiagnostics"] if one["severity"] == "error"]
+    assert all(one["file"].endswith("wrong.py") for one in errors), errors
+    assert {one["rule"] for one in errors} >= {"reportAssignmentType", "reportAttributeAccessIssue"}

@@ -344,7 +344,8 @@ def checkpoint(
             statics,
             [x.type for x in values],
         )
-        program = found.called_from(state.source or traced_source())
+        # While another program is read, each of its equations says itself how it was reached.
+        program = found.traced.program if state.source is not None else found.called_from(traced_source())
         outs = custom.checkpoint(*found.traced.captured, *values, program=program, **kept)
         return tree.unflatten(found.traced.out_tree, outs)
 

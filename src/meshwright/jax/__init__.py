@@ -94,6 +94,7 @@ from meshwright.jax.devices import first as _first
 from meshwright.jax.dtypes import float0
 from meshwright.jax.environment import print_environment_info
 from meshwright.jax.refs import Ref, ds, empty_ref, free_ref, freeze, memory, new_ref
+from meshwright.jax.sharding import get_abstract_mesh, get_mesh, use_abstract_mesh
 from meshwright.jax.version import __version__ as __version__
 from meshwright.jax.version import __version_info__ as __version_info__
 from meshwright.sharding.device import Device
@@ -139,17 +140,20 @@ host_count, host_id, host_ids = process_count, process_index, process_indices
 
 
 def make_mesh(
-    axis_shapes: Sequence[int],
-    axis_names: Sequence[str],
+    axis_shapes: Sequence[int] = (),
+    axis_names: Sequence[str] = (),
     axis_types: Sequence[AxisType] | None = None,
     *,
     devices: Sequence[Device] | None = None,
+    axis_sizes: Sequence[int] | None = None,
 ) -> Mesh:
-    """A mesh whose axes are Explicit unless told otherwise, over the first of the devices.
+    """A mesh whose axes are Explicit unless told otherwise, over the first of the devices; ``axis_sizes`` is what jax
+    0.12 calls ``axis_shapes``.
 
     >>> make_mesh((2, 4), ("x", "y")).axis_types
     (Explicit, Explicit)
     """
+    axis_shapes = axis_shapes if axis_sizes is None else axis_sizes
     types = (AxisType.Explicit,) * len(axis_names) if axis_types is None else axis_types
     count = 1
     for size in axis_shapes:
@@ -217,6 +221,8 @@ __all__ = [
     "free_ref",
     "freeze",
     "fwd_and_bwd",
+    "get_abstract_mesh",
+    "get_mesh",
     "grad",
     "hessian",
     "jacfwd",
@@ -250,6 +256,7 @@ __all__ = [
     "shard_map",
     "smap",
     "typeof",
+    "use_abstract_mesh",
     "value_and_grad",
     "vjp",
     "vmap",

@@ -23,7 +23,7 @@ class Space(enum.Enum):
 memory = SimpleNamespace(Space=Space)
 
 
-def new_ref(init_val: Any, *, memory_space: Any = None, kind: str | None = None) -> Ref:
+def new_ref(init_val: Any, *, memory_space: Any = None, kind: str | None = None, pin: Any = None) -> Ref:
     """A ref to a copy of an array; wherever it is, it is read and written in the same way.
 
     >>> ref = new_ref(1.0)
@@ -34,7 +34,7 @@ def new_ref(init_val: Any, *, memory_space: Any = None, kind: str | None = None)
     return state.new_ref(init_val)
 
 
-def empty_ref(ty: Any, memory_space: Any = None) -> Ref:
+def empty_ref(ty: Any, memory_space: Any = None, *, pin: Any = None) -> Ref:
     """A ref to an array whose contents are arbitrary, of a shape and a dtype."""
     return state.empty_ref(ty)
 

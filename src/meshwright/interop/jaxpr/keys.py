@@ -83,6 +83,7 @@ def _gamma(key: Value, a: Value, log_space: bool) -> Value:
 MOVES = frozenset({
     "broadcast_in_dim", "concatenate", "copy", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather",
     "reshape", "rev", "scatter", "select_n", "slice", "split", "squeeze", "stack", "transpose",
+    "unstack",
 })  # fmt: skip
 
 RULES: dict[str, Callable[..., Any]] = {

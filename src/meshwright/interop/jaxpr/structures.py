@@ -46,7 +46,8 @@ def _constraint(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
 
 def _scan(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
     p = eqn.params
-    consts, carry = p["num_consts"], p["num_carry"]
+    # From jax 0.12 on, arguments are counted by their trees: what the body closes over, what it carries, rows.
+    consts, carry = map(len, p["ft_in"].unpack()[:2]) if "ft_in" in p else (p["num_consts"], p["num_carry"])
     body = reader.function(p["jaxpr"])
 
     def step(held: Sequence[Any], row: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -58,6 +59,18 @@ def _scan(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
         step, tuple(xs[consts : consts + carry]), rows, length=p["length"], reverse=p["reverse"], unroll=p["unroll"]
     )
     return [*held, *stacked]
+
+
+def _high(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
+    """An op that JAX itself writes by others, from jax 0.12 on: as these."""
+    import jax
+
+    high = eqn.params["_prim"]
+
+    def written_out(*leaves: Any) -> Any:
+        return jax.tree.leaves(high.expand(*jax.tree.unflatten(high.in_tree, leaves)))
+
+    return list(reader.function(jax.make_jaxpr(written_out)(*[_struct(x.aval) for x in eqn.invars]))(*xs))
 
 
 def _while(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
@@ -305,6 +318,7 @@ STRUCTURES: dict[str, Structure] = {
     "remat2": _remat,
     "checkpoint": _remat,
     "name": _named,
+    "call_hi_primitive": _high,
     "scan": _scan,
     "while": _while,
     "cond": _cond,

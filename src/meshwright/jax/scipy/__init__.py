@@ -1,3 +1,4 @@
 """``jax.scipy``: the part of it that is here."""
 
 from meshwright.jax.scipy import special as special
+from meshwright.jax.scipy import stats as stats
