@@ -20,6 +20,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT8_E4M3FN, FLOAT8_E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 INT4, UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
 COMPLEX64, COMPLEX128 = np.dtype(np.complex64), np.dtype(np.complex128)
+KEY: DType = np.dtype([("threefry2x32", np.uint32, (2,))])  # a random key: moved by any op, computed with by none
 FLOAT0: DType = np.dtype([("float0", np.void, 0)])  # of the derivative of an integer, which has one value
 
 # The name a program is printed with -> the dtype.
@@ -31,6 +32,7 @@ SHORT_NAMES: dict[str, DType] = {
     "f16": FLOAT16, "bf16": BFLOAT16, "f32": FLOAT32, "f64": FLOAT64,
     "c64": COMPLEX64, "c128": COMPLEX128,
     "i4": INT4, "u4": UINT4,
+    "key": KEY,
 }  # fmt: skip
 _SHORT: dict[DType, str] = {dtype: name for name, dtype in SHORT_NAMES.items()}
 
@@ -242,6 +244,8 @@ def _upper_bounds(node: _Node) -> frozenset[_Node]:
 
 @cache
 def _join(a: _Node, b: _Node) -> _Node:
+    if KEY in (a, b):
+        raise TypeError("random keys are no numbers; convert one of them: random.key_data(keys), their words")
     common = _upper_bounds(a) & _upper_bounds(b)
     for node in common:
         if common == _upper_bounds(node):

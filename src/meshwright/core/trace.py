@@ -286,7 +286,7 @@ class Builder:
                 return x.variable  # type: ignore[no-any-return]
             if x.builder.closed:
                 raise leaked(x)
-        elif x.type.ndim == 0 and x.__class__ is Array and not x.type.unreduced:
+        elif x.type.ndim == 0 and x.__class__ is Array and not x.type.unreduced and x.type.dtype != dtypes.KEY:
             return Literal(python_number(x.data), x.type)
         if self.floored:
             x = self.entering(x)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from meshwright.core.dtypes import KEY
 from meshwright.core.facts import Structure
 from meshwright.core.program import Program
 from meshwright.core.source import here
@@ -183,6 +184,13 @@ def _same(one: Held, t: TensorType, sharding: Any) -> bool:
 
 def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = None) -> OnDevices:
     """A program for JAX's devices, by default the first ones; ``placed`` says that it was partitioned for a mesh."""
+    if any(t.dtype == KEY for t in _types(program)):
+        raise MeshwrightError(
+            "A program that takes or returns random keys of their own dtype cannot run on XLA.",
+            where=here(),
+            why="JAX's arrays have no such elements; inside of a program they are numbers of 64 bits",
+            fix="random.key_data(keys) outside, and random.wrap_key_data(words) inside",
+        )
     needed()
     program = program if placed else inline_calls(program, shard_maps=False)
     axes, on, ours = _laid_out(program, placed)

@@ -8,6 +8,7 @@ from meshwright import numpy as mnp
 from meshwright.arrays.operands import promoted, result_key
 from meshwright.core import dtypes
 from meshwright.numpy import bfloat16, finfo, iinfo
+from meshwright.numpy.dtypes import extended, prng_key
 
 float0 = dtypes.FLOAT0
 
@@ -69,11 +70,13 @@ __all__ = [
     "TypePromotionError",
     "bfloat16",
     "canonicalize_dtype",
+    "extended",
     "finfo",
     "float0",
     "iinfo",
     "issubdtype",
     "itemsize_bits",
+    "prng_key",
     "result_type",
     "scalar_type_of",
 ]

@@ -125,6 +125,14 @@ def _any_dtype(spec: Any) -> DType:
         return as_dtype(spec)
 
 
+class extended(np.generic):
+    """The kind of dtypes whose elements are no numbers."""
+
+
+class prng_key(extended):
+    """The kind of dtypes whose elements are random keys."""
+
+
 def issubdtype(arg1: DTypeLike, arg2: Any) -> bool:
     """Whether a dtype ``arg1`` is of a kind such as ``mnp.floating``, or equal to another.
 
@@ -133,6 +141,8 @@ def issubdtype(arg1: DTypeLike, arg2: Any) -> bool:
     True
     """
     given, kind = _any_dtype(arg1), arg2
+    if given == dtypes.KEY or (isinstance(kind, type) and issubclass(kind, extended)):
+        return given == dtypes.KEY and kind in (prng_key, extended, np.generic, dtypes.KEY)
     if not (isinstance(kind, type) and issubclass(kind, np.generic)):
         kind = _any_dtype(kind).type
     # The floats that NumPy lacks have no place in its hierarchy.

@@ -238,6 +238,8 @@ def _to_integer(xp: Any, x: Any, dtype: Any) -> Any:
 
 
 def _convert_type(x: TensorType, dtype: dtypes.DType, weak: bool) -> TensorType:
+    if x.dtype != dtype and dtypes.KEY in (x.dtype, dtype):
+        raise bad_operands("convert", [x], "random keys are no numbers", "random.key_data(keys), their words")
     return TensorType(x.shape, dtype, weak)
 
 

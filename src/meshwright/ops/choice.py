@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwright.core.dtypes import ALL, BOOL, FLOATS, INTEGERS, DType
+from meshwright.core.dtypes import ALL, BOOL, FLOATS, INTEGERS, KEY, DType
 from meshwright.core.factors import pointwise
 from meshwright.core.facts import Memory
 from meshwright.core.linearity import Does, linear_in
@@ -37,7 +37,7 @@ is_finite: Op = constant_op(
 
 # select
 
-_cases_type = pointwise_type("select", 2, ALL)
+_cases_type = pointwise_type("select", 2, (*ALL, KEY))
 
 
 def _select_type(pred: TensorType, on_true: TensorType, on_false: TensorType) -> TensorType:

@@ -39,6 +39,8 @@ def take_along(x: Value, places: Value, dim: int) -> Value:
 
 def _sort_type(first: TensorType, *others: TensorType, dim: int, num_keys: int) -> tuple[TensorType, ...]:
     types = (first, *others)
+    if any(t.dtype == dtypes.KEY for t in types[:num_keys]):
+        raise bad_operands("sort", types, "random keys have no order", "sort by random.bits(key), which has")
     if any(t.shape != types[0].shape for t in types):
         raise bad_operands("sort", types, "arrays sorted together have one shape", "mnp.broadcast_to(x, y.shape)")
     if not 0 <= dim < types[0].ndim:

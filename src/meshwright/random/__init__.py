@@ -1,6 +1,7 @@
 """Random numbers, as in ``jax.random`` and with the same numbers: a key stands for one array of each shape.
 
-Keys are arrays of two uint32 words, the words of JAX's threefry keys. A key is used once: ``split`` it for more.
+Keys are arrays of two uint32 words, the words of JAX's threefry keys, or elements of a dtype of their own
+(``key_dtype``) that hold both. A key is used once: ``split`` it for more.
 
 >>> import meshwright as mw
 >>> key = mw.random.key(0)
@@ -24,7 +25,18 @@ from meshwright.random.distributions import (
     weibull_min,
 )
 from meshwright.random.gammas import ball, beta, chisquare, dirichlet, f, gamma, generalized_normal, loggamma, t
-from meshwright.random.keys import PRNGKey, bits, clone, fold_in, key, key_data, split, wrap_key_data
+from meshwright.random.keys import (
+    PRNGKey,
+    bits,
+    clone,
+    fold_in,
+    key,
+    key_data,
+    key_dtype,
+    key_impl,
+    split,
+    wrap_key_data,
+)
 from meshwright.random.samples import (
     bernoulli,
     cauchy,
@@ -61,6 +73,8 @@ __all__ = [
     "gumbel",
     "key",
     "key_data",
+    "key_dtype",
+    "key_impl",
     "laplace",
     "loggamma",
     "logistic",

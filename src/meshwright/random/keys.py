@@ -1,6 +1,7 @@
 """Keys, and the random bits they stand for. Everything else in ``meshwright.random`` is made from these.
 
-A key is an array of two uint32 words. The n-th element of a random array is the hash of n under the key, so it depends
+A key is an array of two uint32 words, or one element of the dtype of keys (``key_dtype``), which holds both: arrays of
+these have the shape of the keys. The n-th element of a random array is the hash of n under the key, so it depends
 neither on the other elements nor on where it is computed.
 """
 
@@ -24,7 +25,7 @@ from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.ops.basic import add, broadcast_in_dim, mul, reshape
-from meshwright.ops.bits import or_, shift_left, shift_right_logical, xor
+from meshwright.ops.bits import bitcast, or_, shift_left, shift_right_logical, xor
 from meshwright.ops.random import threefry2x32
 from meshwright.ops.shape import concatenate, iota, slice_
 
@@ -106,8 +107,49 @@ def _seed_words(seed: ArrayLike) -> list[Value]:
 
 
 def key_data(keys: ArrayLike) -> Value:
-    """The words of one or more keys, which here are the keys themselves."""
+    """The words of one or more keys: an array of ``uint32`` whose last dim has size 2.
+
+    >>> import meshwright as mw
+    >>> np.asarray(mw.random.key_data(typed_key(7)))
+    array([0, 7], dtype=uint32)
+    """
     return checked_keys("key_data", keys)
+
+
+def typed_key(seed: ArrayLike, *, impl: str | None = None, dtype: str | None = None) -> Value:
+    """The key of an integer seed as one element of the dtype of keys.
+
+    >>> typed_key(7).shape
+    ()
+    """
+    return typed(key(seed, impl=impl, dtype=dtype))
+
+
+def typed(words: Value) -> Value:
+    """Keys given as words, as elements of the dtype of keys."""
+    return bitcast(words, dtype=dtypes.KEY)
+
+
+def is_typed(keys: Any) -> bool:
+    """Whether keys are elements of the dtype of keys."""
+    return getattr(keys, "dtype", None) == dtypes.KEY
+
+
+def _like(keys: ArrayLike, words: Value) -> Value:
+    """New keys, of the kind that was given."""
+    return typed(words) if is_typed(keys) else words
+
+
+def key_impl(keys: ArrayLike) -> str:
+    """The name of the generator that keys belong to."""
+    checked_keys("key_impl", keys)
+    return IMPLEMENTATION
+
+
+def key_dtype(impl_spec: str | None = None) -> DType:
+    """The dtype of keys."""
+    _check_implementation(impl_spec)
+    return dtypes.KEY
 
 
 def wrap_key_data(key_bits_array: ArrayLike, *, impl: str | None = None, dtype: str | None = None) -> Value:
@@ -118,7 +160,7 @@ def wrap_key_data(key_bits_array: ArrayLike, *, impl: str | None = None, dtype: 
 
 def clone(key: ArrayLike) -> Value:
     """The same key, to say that it is used again on purpose."""
-    return checked_keys("clone", key)
+    return _like(key, checked_keys("clone", key))
 
 
 def split(key: ArrayLike, num: int | tuple[int, ...] = 2) -> Value:
@@ -130,7 +172,7 @@ def split(key: ArrayLike, num: int | tuple[int, ...] = 2) -> Value:
     (2,)
     """
     shape = checked_shape("split", num, "num")
-    return _split(checked_key("split", key), shape=shape)
+    return _like(key, _split(checked_key("split", key), shape=shape))
 
 
 @Sampler
@@ -168,7 +210,7 @@ def fold_in(key: ArrayLike, data: ArrayLike) -> Value:
             fix="one key: mw.random.fold_in(key, 1); several: "
             "mw.vmap(lambda n: mw.random.fold_in(key, n))(mnp.arange(8))",
         )
-    return _fold_in(one, convert(x, UINT32))
+    return _like(key, _fold_in(one, convert(x, UINT32)))
 
 
 @Sampler
@@ -255,7 +297,7 @@ def checked_key(name: str, key: ArrayLike) -> Value:
     x = checked_keys(name, key)
     if x.ndim > 1:
         raise ShapeError(
-            f"{name} takes one key, and this is an array of keys {x.type.short()}.",
+            f"{name} takes one key, and this is an array of keys {value(key).type.short()}.",
             where=here(),
             why=f"one call of {name} draws from one key",
             fix=f"mw.vmap(lambda key: mw.random.{name}(key, …))(keys)",
@@ -268,6 +310,8 @@ def checked_keys(name: str, keys: ArrayLike) -> Value:
     if isinstance(keys, int) or keys is None or isinstance(keys, str):
         raise _not_a_key(name, repr(keys), f"mw.random.key({keys if isinstance(keys, int) else 0})")
     x = value(keys)
+    if x.dtype == dtypes.KEY:
+        return bitcast(x, dtype=UINT32)
     if x.dtype != UINT32 or x.ndim == 0 or x.shape[-1] != 2:
         raise _not_a_key(name, x.type.short(), "key = mw.random.key(0)")
     return x

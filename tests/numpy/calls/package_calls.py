@@ -124,6 +124,8 @@ RANDOM: dict[str, list[tuple[str, str]] | NotDrawn] = {
     "gumbel": [(f"{KEY}, (2,), 'float32'", "")],
     "key": [("0", ""), ("3, impl='threefry2x32'", "")],
     "key_data": [(KEY, "")],
+    "key_dtype": NotDrawn("compared by name in tests/random"),
+    "key_impl": NotDrawn("compared by name in tests/random"),
     "laplace": [(f"{KEY}, (2,), 'float32'", "")],
     "logistic": [(f"{KEY}, (2,), 'float32'", "")],
     "normal": [(f"{KEY}, (2, 3), 'float32'", ""), (f"{KEY}", "")],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from meshwright.core.dtypes import DType
+from meshwright.core.dtypes import KEY, DType
 from meshwright.core.op import No, Op
 from meshwright.core.program import Atom, Eqn, Literal, Missing, Program, Var
 from meshwright.core.source import Source
@@ -31,6 +31,7 @@ _ELEMENTS: dict[DType, str] = {
     np.dtype(ml_dtypes.float8_e5m2): "f8e5m2",
     np.dtype(ml_dtypes.int4): "s4",
     np.dtype(ml_dtypes.uint4): "u4",
+    KEY: "u64",  # the two words of a key as one number
 }
 S32, U32, PRED = (np.dtype(name) for name in ("int32", "uint32", "bool"))
 

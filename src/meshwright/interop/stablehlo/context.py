@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from meshwright.core.dtypes import DType
+from meshwright.core.dtypes import KEY, DType
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, TextError
 from meshwright.interop.stablehlo.bounds import check_text
@@ -115,6 +115,7 @@ ELEMENTS: dict[str, DType] = {
     "complex<f64>": np.dtype(np.complex128),
 }
 SPELLINGS: dict[DType, str] = {dtype: name for name, dtype in ELEMENTS.items()}
+SPELLINGS[KEY] = "ui64"  # the two words of a key as one number
 _NO_NUMBER = np.dtype(np.void)  # an element type that nothing is known about
 
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.jax.absent import absent
-from meshwright.jax.dtypes import canonicalize_dtype, finfo, float0, iinfo, issubdtype, result_type
+from meshwright.jax.dtypes import canonicalize_dtype, extended, finfo, float0, iinfo, issubdtype, result_type
 
 DType = np.dtype
-
-
-class extended(np.generic):
-    """The kind of the dtypes that libraries add to JAX itself."""
 
 
 class ExtendedDType:
