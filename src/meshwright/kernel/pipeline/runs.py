@@ -52,7 +52,9 @@ class PipelineRun:
         self.scratches = list(scratches)
         self.allocations = allocations
         self.grouped = pipeline.make_refs(*refs)
-        self.fresh = all(flags(init_allocations, [tree.structure(0)], "init_allocations"))
+        self.fresh = init_allocations is not False and all(
+            flags(init_allocations, [tree.structure(0)], "init_allocations")
+        )
         self.prologue, self.epilogue = prologue, epilogue
         self.out_prologue, self.out_epilogue, self.postyeet = out_prologue, out_epilogue, postyeet
 
@@ -119,10 +121,13 @@ class PipelineRun:
 
     def _start(self) -> None:
         """Before the first step: fetch the first blocks, unless an earlier run has."""
-        answer = False if self.prologue is None else self._ask(self.prologue)
-        skips, waits = pair(answer, "What the prologue returns", "which copies it skips and which it waits for")
-        skipped = self._both(skips, "What the prologue skips")
-        forced = self._both(waits, "What the prologue waits for")
+        if self.prologue is None:
+            skipped = forced = [False] * (len(self.inputs) + len(self.sums))
+        else:
+            answer = self._ask(self.prologue)
+            skips, waits = pair(answer, "What the prologue returns", "which copies it skips and which it waits for")
+            skipped = self._both(skips, "What the prologue skips")
+            forced = self._both(waits, "What the prologue waits for")
         self.wait_first: dict[int, bool] = {}
         self.before = {id(x): x.window.started for x in self.fetched if x.window is not None}  # fetched by other runs
         first = [*self.inputs, *self.sums.values()]
@@ -291,7 +296,9 @@ class PipelineRun:
 
     def _of_outs(self, callback: Callable[[Any], Any] | None, what: str) -> list[bool]:
         """What a callback says of each output."""
-        return flags(False if callback is None else self._ask(callback), self.pipeline.out_trees, what)
+        if callback is None:
+            return [False] * len(self.outs)
+        return flags(self._ask(callback), self.pipeline.out_trees, what)
 
     def _arguments(self) -> PipelineCallbackArgs:
         def buffers(operands: Sequence[PipelineOperand]) -> list[tuple[int, int]]:
