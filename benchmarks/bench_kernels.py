@@ -16,6 +16,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from math import log
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,8 @@ from meshwright.pallas import tpu as mw_pltpu
 
 warnings.simplefilter("ignore", DeprecationWarning)
 # The pipelines of the peer ask the chip how it lays out memory.
-tpu_info.registry["cpu"] = lambda: tpu_info._get_tpu_info_impl(tpu_info.ChipVersion.TPU_V5E, 1)
+_chips: Any = tpu_info if hasattr(tpu_info, "_get_tpu_info_impl") else import_module("jax._src.tpu_info")
+tpu_info.registry["cpu"] = lambda: _chips._get_tpu_info_impl(_chips.ChipVersion.TPU_V5E, 1)
 
 BAR = 1 / 20
 
@@ -70,9 +72,9 @@ def neighbors(k: Any) -> tuple[Any, Any, Any, int]:
 def meet(k: Any, left: Any, right: Any) -> None:
     """Wait for both neighbors."""
     barrier = k.pltpu.get_barrier_semaphore()
-    k.pltpu.semaphore_signal(barrier, device_id=(left,), device_id_type=k.pltpu.DeviceIdType.MESH)
-    k.pltpu.semaphore_signal(barrier, device_id=(right,), device_id_type=k.pltpu.DeviceIdType.MESH)
-    k.pltpu.semaphore_wait(barrier, 2)
+    k.pl.semaphore_signal(barrier, device_id=(left,), device_id_type=k.pl.DeviceIdType.MESH)
+    k.pl.semaphore_signal(barrier, device_id=(right,), device_id_type=k.pl.DeviceIdType.MESH)
+    k.pl.semaphore_wait(barrier, 2)
 
 
 def right_permute(k: Any, x: Any) -> Any:
@@ -80,7 +82,7 @@ def right_permute(k: Any, x: Any) -> Any:
         _, left, right, _ = neighbors(k)
         meet(k, left, right)
         copy = k.pltpu.make_async_remote_copy(x_ref, out_ref, send, receive, device_id=(right,),
-                                              device_id_type=k.pltpu.DeviceIdType.MESH)  # fmt: skip
+                                              device_id_type=k.pl.DeviceIdType.MESH)  # fmt: skip
         copy.start()
         copy.wait()
 
@@ -107,7 +109,7 @@ def all_gather(k: Any, x: Any) -> Any:
             slot = k.lax.rem(me - step + n, n)
             copy = k.pltpu.make_async_remote_copy(
                 out_ref.at[slot], out_ref.at[slot], send.at[step], receive.at[step], device_id=(right,),
-                device_id_type=k.pltpu.DeviceIdType.MESH,
+                device_id_type=k.pl.DeviceIdType.MESH,
             )  # fmt: skip
             copy.start()
             copy.wait()
@@ -135,11 +137,11 @@ def reduce_scatter(k: Any, x: Any) -> Any:
 
             @k.pl.when(step > 0)
             def _() -> None:
-                k.pltpu.semaphore_wait(room)
+                k.pl.semaphore_wait(room)
 
             copy = k.pltpu.make_async_remote_copy(
                 sums.at[slot], sums.at[1 - slot], send, receive.at[slot], device_id=(right,),
-                device_id_type=k.pltpu.DeviceIdType.MESH,
+                device_id_type=k.pl.DeviceIdType.MESH,
             )  # fmt: skip
             copy.start()
             copy.wait()
@@ -147,7 +149,7 @@ def reduce_scatter(k: Any, x: Any) -> Any:
 
             @k.pl.when(step < n - 2)
             def _() -> None:
-                k.pltpu.semaphore_signal(room, device_id=(left,), device_id_type=k.pltpu.DeviceIdType.MESH)
+                k.pl.semaphore_signal(room, device_id=(left,), device_id_type=k.pl.DeviceIdType.MESH)
 
         out_ref[...] = sums[k.lax.rem(n - 1, 2)]
 
@@ -210,7 +212,7 @@ def collective_matmul(k: Any, x: Any, y: Any) -> Any:
             slot = k.lax.rem(me - step + count, count)
             copy = k.pltpu.make_async_remote_copy(
                 rows.at[slot], rows.at[slot], send.at[step], receive.at[step], device_id=(right,),
-                device_id_type=k.pltpu.DeviceIdType.MESH,
+                device_id_type=k.pl.DeviceIdType.MESH,
             )  # fmt: skip
 
             @k.pl.when(step < count - 1)
