@@ -40,6 +40,7 @@ LAYERS = (
     "lax",
     "random",
     "nn",
+    "image scipy",
     "kernel",
     "report",
     "device",

@@ -44,6 +44,7 @@ from meshwright.jax import errors as errors
 from meshwright.jax import experimental as experimental
 from meshwright.jax import extend as extend
 from meshwright.jax import flatten_util as flatten_util
+from meshwright.jax import image as image
 from meshwright.jax import interpreters as interpreters
 from meshwright.jax import lax as lax
 from meshwright.jax import monitoring as monitoring

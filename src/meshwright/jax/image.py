@@ -1,0 +1,3 @@
+"""``jax.image`` over ``meshwright.image``."""
+
+from meshwright.image import *  # noqa: F403
