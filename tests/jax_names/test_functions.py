@@ -222,8 +222,8 @@ def normal_distribution(j: Any) -> Any:
 CALLS: dict[str, Callable[[Any], Any]] = {
     one.__name__: one
     for one in (
-        mean_of_gradients, through_unchecked, unchecked_gradients, pmapped, smapped, inferred, automatic, typed, printed,
-        made, derivatives, renamed, trees, small_names, partly_known, normal_distribution,
+        mean_of_gradients, through_unchecked, unchecked_gradients, pmapped, smapped, inferred, automatic, typed,
+        printed, made, derivatives, renamed, trees, small_names, partly_known, normal_distribution,
     )
 }  # fmt: skip
 
