@@ -46,6 +46,27 @@ def through_unchecked(j: Any) -> Any:
     return j.jit(j.grad(lambda w, x: (f(w, x) ** 2).sum(), argnums=(0, 1)))(W, X)
 
 
+def unchecked_gradients(j: Any) -> Any:
+    """Gradients through shard_maps without checks, whose results are said to be the same on all devices."""
+    lax, m, x = j.lax, mesh(j), X[:, :2]
+    cases = [
+        (lambda x, w: lax.psum((x @ w).sum(), ("i", "j")), (j.P(("i", "j")), j.P()), j.P()),
+        (lambda x, w: j.numpy.sin(w).sum(), (j.P("i"), j.P()), j.P()),
+        (lambda x, w: j.numpy.sin(w) * lax.psum(x.sum(), "i"), (j.P("i"), j.P()), j.P()),
+        (lambda x, w: lax.pmean(j.numpy.tanh(x @ w).sum(0), ("i", "j")), (j.P("i", "j"), j.P("j")), j.P()),
+        (lambda x, w: (lax.psum(x @ w, "j"), lax.psum((x**2).sum(), ("i", "j"))), (j.P("i", "j"), j.P("j")),
+         (j.P("i"), j.P())),
+        (lambda x, w: lax.psum_scatter(x @ w, "j", scatter_dimension=0, tiled=True), (j.P("i", "j"), j.P("j")),
+         j.P(("i", "j"))),
+    ]  # fmt: skip
+    found = []
+    for f, in_specs, out_specs in cases:
+        g = j.shard_map(f, mesh=m, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        loss = lambda x, w, g=g: sum(j.numpy.cos(out / 9).sum() for out in j.tree.leaves(g(x, w)))
+        found.append(j.jit(j.value_and_grad(loss, argnums=(0, 1)))(x, W[:2]))
+    return found
+
+
 def pmapped(j: Any) -> Any:
     def step(w: Any, x: Any, *, scale: Any) -> Any:
         g = j.grad(lambda w: j.numpy.sum(j.numpy.sin(x @ w)))(w)
@@ -201,8 +222,8 @@ def normal_distribution(j: Any) -> Any:
 CALLS: dict[str, Callable[[Any], Any]] = {
     one.__name__: one
     for one in (
-        mean_of_gradients, through_unchecked, pmapped, smapped, inferred, automatic, typed, printed, made, derivatives,
-        renamed, trees, small_names, partly_known, normal_distribution,
+        mean_of_gradients, through_unchecked, unchecked_gradients, pmapped, smapped, inferred, automatic, typed,
+        printed, made, derivatives, renamed, trees, small_names, partly_known, normal_distribution,
     )
 }  # fmt: skip
 
