@@ -178,6 +178,8 @@ def differs(text: str, seed: int, chain: Sequence[str]) -> str | None:
         expected = executed(str(without_sdy(text)), [[value] for value in values])
     except jax.errors.JaxRuntimeError:
         return None
+    if re.search(r"stablehlo\.(triangular_solve|cholesky)", text) and not all(map(_is_finite, expected)):
+        return None  # of a matrix that is singular, XLA makes infinities and NaNs as it pleases
     try:
         local, main = local_text(text, chain)
     except MeshwrightError as error:
@@ -198,6 +200,10 @@ def differs(text: str, seed: int, chain: Sequence[str]) -> str | None:
             if not _close(part, right):
                 return f"result {number} on device {device}"
     return ""
+
+
+def _is_finite(values: list[np.ndarray]) -> bool:
+    return values[0].dtype.kind not in "fc" or bool(np.isfinite(values[0]).all())
 
 
 def _close(one: np.ndarray, other: np.ndarray) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.propagate.graph import Graph, GraphOp, GraphValue, Known, walk
 from meshwright.propagate.manual import without_manual
 from meshwright.propagate.problem import Kind
-from meshwright.sharding.axes import Axes, in_mesh_order
+from meshwright.sharding.axes import Axes, in_mesh_order, merged
 from meshwright.sharding.dimension import DimensionSharding
 
 _OWNERS = (Kind.WHILE, Kind.CASE, Kind.FENCE, Kind.MANUAL, Kind.NAMED)
@@ -113,7 +113,7 @@ def _without_size_one(graph: Graph, sharding: Known) -> Known:
         return sharding
 
     def kept(axes: Axes) -> Axes:
-        return tuple(axis for axis in axes if axis.size != 1)
+        return merged(axis for axis in axes if axis.size != 1)
 
     dims = []
     for dim in sharding.dims:
