@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from copy import copy
 from importlib.util import find_spec
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -132,6 +133,7 @@ class _Theirs:
         }
         nested = {"lax": jax.lax, "nn": jax.nn, "numpy": jnp, "pallas": ours_pl, "random": jax.random}
         self.modules["meshwright"] = _ModuleNames("mw", [jax], nested)
+        self.classes: dict[type, type] = {}
         self.found: dict[int, Any] = {}
         self.kept: list[Any] = []  # keys of ``found`` stand for living objects
         # The modules a kernel uses are loaded; those that are not, it cannot use.
@@ -155,8 +157,25 @@ class _Theirs:
         if isinstance(value, functools.partial):
             return functools.partial(self.of(value.func), *map(self.of, value.args), **self.of(value.keywords))
         if isinstance(value, type):
-            return known() if known is not None else value
+            return known() if known is not None else self._class(value)
         return self._object(value)
+
+    def _class(self, kind: type) -> type:
+        """A class of the user's whose methods have JAX's names; any other as it is."""
+        if kind in self.classes:
+            return self.classes[kind]
+        methods = {
+            name: one
+            for name, one in vars(kind).items()
+            if isinstance(one, FunctionType) and _is_users(one) and (not name.startswith("_") or name == "__call__")
+        }
+        self.classes[kind] = kind
+        if methods and not issubclass(kind, BaseException):
+            made = type(kind.__name__, (kind,), {"__slots__": ()})
+            self.classes[kind] = made
+            for name, one in methods.items():
+                setattr(made, name, self._function(one))
+        return self.classes[kind]
 
     def _object(self, value: Any) -> Any:
         if isinstance(value, Array):
@@ -190,7 +209,21 @@ class _Theirs:
             return value.__class__(map(self.of, value))
         if value.__class__ is dict:
             return {key: self.of(one) for key, one in value.items()}
-        return value
+        return self._instance(value)
+
+    def _instance(self, value: Any) -> Any:
+        """An object of a user's class, with the methods of its counterpart."""
+        made = self._class(type(value))
+        if made is type(value):
+            return value
+        if isinstance(value, tuple):
+            return tuple.__new__(made, map(self.of, value))
+        found = copy(value)
+        try:
+            object.__setattr__(found, "__class__", made)
+        except TypeError:  # of another layout in memory
+            return value
+        return found
 
     def _space(self, space: MemorySpace) -> Any:
         return self.pl.ANY if space is MemorySpace.ANY else getattr(self.pltpu, space.name)
