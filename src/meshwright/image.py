@@ -1,6 +1,10 @@
 """``meshwright.image``: images in other sizes, as ``jax.image`` has it.
 
 A dim is resampled by a matrix of weights, so that batches, channels and dims that are split take part in one product.
+
+>>> import meshwright as mw, meshwright.numpy as mnp
+>>> mw.image.resize(mnp.ones((1, 4, 4, 3)), (1, 8, 8, 3), "cubic").shape
+(1, 8, 8, 3)
 """
 
 from __future__ import annotations

@@ -143,3 +143,19 @@ def test_names():
     for module in (mw.lax, mw.nn):
         for name in module.__all__:
             assert hasattr(module, name), name
+
+
+def test_arrays_from_and_to_files_buffers_and_text(tmp_path):
+    x = mnp.arange(3, dtype="float32")
+    mnp.save(tmp_path / "x.npy", x)
+    assert mnp.load(tmp_path / "x.npy").tolist() == [0, 1, 2]
+    mnp.savez(tmp_path / "xs.npz", x, b=2 * x)
+    assert mnp.load(tmp_path / "xs.npz")["b"].tolist() == [0, 2, 4]
+    data = np.arange(4, dtype=np.int16)
+    data.tofile(tmp_path / "raw")
+    assert mnp.fromfile(tmp_path / "raw", "int16").tolist() == [0, 1, 2, 3]
+    assert mnp.frombuffer(data.tobytes(), "int16", 2, 2).tolist() == [1, 2]
+    assert mnp.fromiter((n * n for n in range(3)), "int32").tolist() == [0, 1, 4]
+    assert mnp.fromstring("1,2", "float32", sep=",").tolist() == [1, 2]
+    with mnp.printoptions(precision=2):
+        assert mnp.get_printoptions()["precision"] == 2

@@ -40,7 +40,7 @@ from meshwright.numpy import (
     minimum,
     nan,
     real,
-    round,
+    rint,
     signbit,
     sum,
     where,
@@ -100,7 +100,7 @@ def loggamma(x: ArrayLike) -> Value:
 
     >>> import meshwright as mw
     >>> round(float(mw.scipy.special.loggamma(2 + 1j).imag), 4)
-    0.4837
+    0.4838
     """
     given = inexact(x)
     found: Value
@@ -125,7 +125,7 @@ def _complex_loggamma(z: Any) -> Any:
     # log(sin(pi z)), analytic above the real axis.
     turned = where(left, upper, 0.25)
     mirrored = real_log(2 * pi) + 1j * pi * (turned - 0.5) - log1p(-exp(2j * pi * turned)) - plain
-    pole = (imag(z) == 0) & (real(z) <= 0) & (real(z) == round(real(z)))
+    pole = (imag(z) == 0) & (real(z) <= 0) & (real(z) == rint(real(z)))
     found = where(left, mirrored, plain)
     found = where(below, conj(found), found)
     return where(pole, make_complex(real(z) * 0 + inf, imag(z)), found)

@@ -10,7 +10,7 @@ from meshwright.api.control import while_loop
 from meshwright.api.custom import custom_jvp
 from meshwright.api.grad import jvp
 from meshwright.lax import lgamma
-from meshwright.numpy import abs, any, exp, floor, full_like, inf, isnan, log1p, nan, ones_like, round, where
+from meshwright.numpy import abs, any, exp, floor, full_like, inf, isnan, log1p, nan, ones_like, rint, where
 from meshwright.scipy.special.elementwise import Elementwise, of_reals
 from meshwright.scipy.special.gammas import gammasgn
 
@@ -94,7 +94,7 @@ def _ratio(tops: tuple[Any, Any], bottoms: tuple[Any, Any]) -> Any:
 def _gauss(a: Any, b: Any, c: Any, x: Any) -> Any:
     """On 0 <= x < 1: the series, and near 1 two of 1 - x, unless c - a - b is nearly whole."""
     s = c - a - b
-    near = (x > 0.9) & (abs(s - round(s)) > 0.01)
+    near = (x > 0.9) & (abs(s - rint(s)) > 0.01)
     plain = _series(a, b, c, where(near, 0.0, x))
     t, whole = where(near, 1 - x, 0.5), where(near, s, 0.5)
     zero = where(near, 1.0, 0.0)
