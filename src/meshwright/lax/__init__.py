@@ -176,6 +176,7 @@ from meshwright.lax.shapes import (
     transpose,
     unstack,
 )
+from meshwright.lax.solving import custom_linear_solve, custom_root
 from meshwright.lax.special import (
     bessel_i0e,
     bessel_i1e,
@@ -281,6 +282,8 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "custom_linear_solve",
+    "custom_root",
     "digamma",
     "div",
     "dot",

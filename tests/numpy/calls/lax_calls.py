@@ -621,7 +621,8 @@ LAX.update(
         [
             "approx_max_k", "approx_min_k", "betainc", "broadcast_like", "broadcast_to_rank",
             "conv_general_dilated_local", "conv_general_dilated_patches", "conv_general_permutations",
-            "conv_general_shape_tuple", "conv_shape_tuple", "conv_transpose_shape_tuple", "empty", "igamma",
+            "conv_general_shape_tuple", "conv_shape_tuple", "conv_transpose_shape_tuple",
+            "custom_linear_solve", "custom_root", "empty", "igamma",
             "igamma_grad_a", "igammac", "ragged_all_to_all", "random_gamma_grad", "reduce_window_shape_tuple",
             "scaled_dot", "scatter_apply", "stack", "tile", "unstack", "zeta",
         ],
