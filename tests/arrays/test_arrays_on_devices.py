@@ -195,7 +195,8 @@ def test_other_libraries_see_the_contents():
 
 
 def test_a_notebook_shows_shape_dtype_and_sharding():
-    assert mnp.zeros((4, 6), device=on("x"))._repr_html_() == (
+    html = mnp.zeros((4, 6), device=on("x"))._repr_html_()
+    assert html.partition("<figure")[0] == (
         "<table><tr><th>shape</th><td>(4, 6)</td></tr><tr><th>dtype</th><td>float32</td></tr>"
         "<tr><th>sharding</th><td>P(&#x27;x&#x27;,)</td></tr><tr><th>mesh</th><td>x: 2, y: 4</td></tr>"
         "<tr><th>shard</th><td>(2, 6)</td></tr></table>"

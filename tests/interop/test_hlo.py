@@ -18,6 +18,10 @@ from meshwright.interop.hlo import hlo_text
 from tests.interop import hlo_by_xla
 from tests.interop.test_load_and_dump import CASES, FIRST, arrays, assert_close, by_xla, drawn, program_of
 
+BY_NAME = {"qr", "eigh", "svd", "eig"}  # custom calls, which are XLA's neither by name nor by what they take
+WRITTEN = [case for case in CASES if case[0].name not in BY_NAME]
+FIRST_WRITTEN = [case for case in FIRST if case[0].name not in BY_NAME]
+
 
 @pytest.fixture
 def wide() -> Any:
@@ -34,13 +38,13 @@ def check_op(op: Op, index: int) -> None:
     assert_close([parts[0] for parts in found], expected)
 
 
-@pytest.mark.parametrize(("op", "index"), FIRST, ids=[op.name for op, _ in FIRST])
+@pytest.mark.parametrize(("op", "index"), FIRST_WRITTEN, ids=[op.name for op, _ in FIRST_WRITTEN])
 def test_an_op_written_as_hlo_computes_the_same(op: Op, index: int, wide: None) -> None:
     check_op(op, index)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "index"), CASES, ids=[f"{op.name}-{index}" for op, index in CASES])
+@pytest.mark.parametrize(("op", "index"), WRITTEN, ids=[f"{op.name}-{index}" for op, index in WRITTEN])
 def test_every_sample_of_an_op_written_as_hlo_computes_the_same(op: Op, index: int, wide: None) -> None:
     check_op(op, index)
 

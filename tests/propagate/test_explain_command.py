@@ -75,7 +75,8 @@ def test_what_cannot_be_explained(file: str, capsys: pytest.CaptureFixture[str])
         == f"""\
 {file}:nothing gives a value of type int, not a function and its arguments.
   why:  the function is compiled for them
-  fix:  def example(): return mw.jit(train_step), (params, batch)
+  fix:  meshwright explain {file}:example, after this in {file}:
+        def example(): return mw.jit(train_step), (params, batch)
 """
     )
     assert main(["explain", f"{file}:example", "--value", "params['v']"]) == 2

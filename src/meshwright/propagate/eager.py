@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from meshwright.core.facts import Structure
 from meshwright.core.op import Op
 from meshwright.core.program import Eqn, Params, Program, Var
 from meshwright.core.source import here
@@ -33,6 +34,8 @@ def places(op: Op, operands: Sequence[Any], types: Sequence[TensorType], params:
         return found
     for place in given:
         if place is not None and place.mesh != mesh and not mesh.has_devices_of(place.mesh):
+            if op.structure is Structure.DEVICE:  # has axes alone, which are those of each of these meshes
+                return found
             raise MeshError(
                 f"The operands of {op.name} are on different meshes.",
                 where=here(),

@@ -33,6 +33,7 @@ from meshwright.ops.elementwise import rem
 from meshwright.ops.indexing import dynamic_slice, dynamic_update_slice
 from meshwright.transform.regions.region import as_type, region
 from meshwright.transform.regions.scan import scan
+from meshwright.transform.stack import inline_calls
 
 Product = Callable[[Value, Value, str], Value]  # all_gather(x, columns) @ y, over the devices along an axis
 
@@ -259,4 +260,4 @@ def kernel_call(
             out = transpose(out, permutation=(1, 0))
         return [as_type(_shaped(out, use.result.shape), use.result)]
 
-    return _traced(function, [shard, use.other], use.eqn.source)
+    return inline_calls(_traced(function, [shard, use.other], use.eqn.source), shard_maps=False)
