@@ -20,10 +20,7 @@ GAP = 1.02  # times the work of kernels that are split evenly: to come nearer is
 OTHERS = 8  # candidates of such a step that are returned with what is expected of them
 USUAL = 6_000  # equations of usual layouts that are simulated,
 MOST_USUAL = 24  # and layouts,
-FAR = (
-    1.6  # times the seconds of the best: a usual layout that is estimated to take more is not; if the best is near the
-)
-# work of kernels, `GAP` times
+FAR = 1.6  # times the seconds of the best: a usual layout that is estimated to take more is not
 TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
 MOST_TRIED = 48  # and layouts
 ENUMERATED = 256  # layouts of the arguments of a step: if there are no more, each is simulated,
