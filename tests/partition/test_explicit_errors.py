@@ -95,7 +95,10 @@ def test_split_rows_by_numbers(axis: str) -> None:
     rows = mw.device_put(mnp.array([3, 1, 0, 2]), mw.NamedSharding(MESH, P(axis)))
     uses: dict[str, list[Callable[..., Any]]] = {
         "x[…]": [lambda a, i: a[i], lambda a, i: a[i, 1:3], lambda a, i: a[i, i], lambda a, i: a[mnp.array([1, 5])]],
-        "x.at[…].get": [lambda a, i: a.at[i].get(mode="fill", fill_value=0), lambda a, i: mnp.take(a, i, axis=0, mode="wrap")],
+        "x.at[…].get": [
+            lambda a, i: a.at[i].get(mode="fill", fill_value=0),
+            lambda a, i: mnp.take(a, i, axis=0, mode="wrap"),
+        ],
         "mnp.take_along_axis": [lambda a, i: mnp.take_along_axis(a, i[:, None], 0)],
         "x.at[…].set": [lambda a, i: a.at[i].set(1.0), lambda a, i: a.at[0].set(1.0)],
         "x.at[…].add": [lambda a, i: a.at[i].add(1.0, mode="drop")],
