@@ -387,6 +387,14 @@ def test_errors() -> None:
     assert error.value.what == "Random numbers of key<rbg> are not those of this package."
     assert error.value.fix == "jax.random.key(seed, impl='threefry2x32')"
     with pytest.raises(MeshwrightError) as error:
+        from_jax(lambda x: x + (jax.random.key(0) == jax.random.key(1)))(mnp.ones(2))
+    assert error.value.what == "JAX's eq of random keys cannot become part of a program."
+    assert error.value.why == "keys are split, moved and drawn from here, and nothing else is known of them"
+    assert error.value.fix == "use their words: jax.random.key_data(key)"
+    words = lambda seed: jax.random.key_data(jax.random.key(seed))
+    fixed = from_jax(lambda x: x + (words(0) == words(1)))(mnp.ones(2))
+    np.testing.assert_array_equal(np.asarray(fixed), 1 + (words(0) == words(1)))
+    with pytest.raises(MeshwrightError) as error:
         from_jax(jax.scipy.linalg.schur)(mnp.eye(2))
     assert error.value.what == "JAX's schur cannot become part of a program."
     with pytest.raises(MeshwrightError) as error:

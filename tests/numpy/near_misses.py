@@ -210,7 +210,7 @@ MEANT = {
     r"quantile.*floor does not accept dtype u?int": "0 and 1 are the smallest and the largest, as in NumPy",
     r"nan(median|percentile|quantile).*out of bounds for axis 0 with size 0": "the quantile of no numbers is NaN",
     r"array_equiv.*incompatible shapes": "arrays whose shapes do not broadcast are not equivalent, as in NumPy",
-    r"signbit only supports|ldexp.*: 8$": "floats of 8 bits are floats",
+    r"signbit only supports|(frexp|ldexp).*: 8$": "floats of 8 bits are floats",
     r"pad_width with nd=0": "no pair at all is one for each of no dims",
     r"reduction axes \([^)]*-\d|got dimension=-\d|to be nonnegative and less": "an axis may be counted from the end",
     r"object of type 'int' has no len\(\)": "one number may stand for a tuple of one",

@@ -159,3 +159,15 @@ def test_arrays_from_and_to_files_buffers_and_text(tmp_path):
     assert mnp.fromstring("1,2", "float32", sep=",").tolist() == [1, 2]
     with mnp.printoptions(precision=2):
         assert mnp.get_printoptions()["precision"] == 2
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_frexp_of_all_floats_of_8_bits_is_that_of_wider_ones(dtype):
+    """JAX has no such; NumPy knows the numbers as wider ones, which hold them exactly."""
+    x = np.arange(256, dtype=np.uint8).view(mnp.dtype(dtype))
+    mantissa, exponent = mnp.frexp(mnp.array(x))
+    right = np.frexp(x.astype(np.float32))
+    finite = np.isfinite(right[0])
+    assert mantissa.dtype == mnp.dtype(dtype)
+    np.testing.assert_array_equal(np.asarray(mantissa).astype(np.float32), right[0])
+    np.testing.assert_array_equal(np.asarray(exponent)[finite], right[1][finite])

@@ -34,6 +34,12 @@ INDEX = (
 @pytest.mark.parametrize(
     ("call", "what", "why", "fix"),
     [
+        (
+            lambda: mnp.piecewise(V, [V > 0, V[:, None] < 0], [1, 2, 3]),
+            "mnp.piecewise cannot take conditions bool[3] and bool[3,1].",
+            "they are rows of one array, and so of one shape",
+            "[x < 0, x > 0]",
+        ),
         # Numbers that have no order
         (lambda: mnp.clip(Z, 0, 1), "mnp.clip cannot take c64[3].", *NO_ORDER),
         (lambda: mnp.clip(V, 0, 1j), "mnp.clip cannot take ~c64[].", *NO_ORDER),

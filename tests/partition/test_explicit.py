@@ -53,6 +53,11 @@ def check(f: Callable[..., Any], args: tuple[Any, ...], types: str) -> None:
     assert str(parse_program(text)) == text
 
 
+def asked(x: Any, *spec: Any) -> P | None:
+    """What to ask for where the layout of an array is part of its type."""
+    return P(*spec) if x.type.sharding else None
+
+
 X, W, N = put((8, 4), "x"), put((4, 6), None, "y", seed=1), put((8, 4), seed=2)
 XY = put((8, 4), "x", "y", seed=3)
 
@@ -74,7 +79,12 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "split a dim": (lambda a: a.reshape(2, 4, 4), (XY,), "[2@x,4,4@y]"),
     "split a dim over two axes": (lambda a: a.reshape(2, 4, 4), (put((8, 4), ("x", "y")),), "[2@x,4@y,4]"),
     "one more dim": (lambda a: a[None], (XY,), "[1,8@x,4@y]"),
-    "rows by number": (lambda a: a[mnp.array([1, 5, 2])], (X,), "[3,4]"),
+    "rows by number": (lambda a: a[mnp.array([1, 5, 2])], (put((8, 4), None, "x"),), "[3,4@x]"),
+    "rows by number of split rows": (
+        lambda a: a.at[mnp.array([1, 5, 2])].get(out_sharding=asked(a, None, None)),
+        (X,),
+        "[3,4]",
+    ),
     "largest": (lambda a: mnp.max(a, 0), (XY,), "[4@y]"),
     "concatenate": (lambda a: mnp.concatenate([a, a], 1), (X,), "[8@x,8]"),
     "join along a split dim": (lambda a: mnp.concatenate([a, 2 * a]), (X,), "[16@x,4]"),
@@ -90,12 +100,20 @@ OPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
 
 ROWS = mw.device_put(mnp.array([3, -1, 0, 9]), mw.NamedSharding(MESH, P("y")))
 BY_PLACED_NUMBERS: dict[str, tuple[Callable[..., Any], str]] = {
-    "index": (lambda a, i: a[i], "[4@y,4]"),
-    "take": (lambda a, i: mnp.take(a, i, axis=0, mode="wrap"), "[4@y,4]"),
-    "get": (lambda a, i: a.at[i].get(mode="fill", fill_value=0), "[4@y,4]"),
-    "beside a slice": (lambda a, i: a[i, 1:3], "[4@y,2]"),
-    "pairs": (lambda a, i: a[i, i % 4], "[4@y]"),
-    "add": (lambda a, i: a.at[i].add(1.0, mode="drop"), "[8@x,4]"),
+    "index": (lambda a, i: a[i], "[4@y,4@x]"),
+    "take": (lambda a, i: mnp.take(a, i, axis=0, mode="wrap"), "[4@y,4@x]"),
+    "get": (lambda a, i: a.at[i].get(mode="fill", fill_value=0), "[4@y,4@x]"),
+    "beside a slice": (lambda a, i: a[i, 0:2], "[4@y,2@x]"),
+    "add": (lambda a, i: a.at[i].add(1.0, mode="drop"), "[8,4@x]"),
+    "one of them": (lambda a, i: a[mnp.max(i) - 9], "[4@x]"),
+}
+OF_SPLIT_ROWS: dict[str, tuple[Callable[..., Any], str]] = {
+    "get": (lambda a, i: a.at[i].get(out_sharding=asked(a, "y", None)), "[4@y,4]"),
+    "get whole": (lambda a, i: a.at[i].get(out_sharding=asked(a, None, None)), "[4,4]"),
+    "get or 0": (lambda a, i: a.at[i].get(mode="fill", fill_value=0, out_sharding=asked(a, "y", None)), "[4@y,4]"),
+    "beside a slice": (lambda a, i: a.at[i, 1:3].get(out_sharding=asked(a, "y", None)), "[4@y,2]"),
+    "pairs": (lambda a, i: a.at[i, i % 4].get(out_sharding=asked(a, "y")), "[4@y]"),
+    "add": (lambda a, i: a.at[i].add(1.0, mode="drop", out_sharding=asked(a, "x", None)), "[8@x,4]"),
     "one of them": (lambda a, i: a[:, mnp.max(i) - 9], "[8@x]"),
 }
 
@@ -103,6 +121,12 @@ BY_PLACED_NUMBERS: dict[str, tuple[Callable[..., Any], str]] = {
 @pytest.mark.parametrize("name", BY_PLACED_NUMBERS)
 def test_rows_by_numbers_lie_as_the_numbers_do_at_once_and_traced(name: str) -> None:
     f, types = BY_PLACED_NUMBERS[name]
+    check(f, (put((8, 4), None, "x"), ROWS), types)
+
+
+@pytest.mark.parametrize("name", OF_SPLIT_ROWS)
+def test_split_rows_by_numbers_lie_as_asked_at_once_and_traced(name: str) -> None:
+    f, types = OF_SPLIT_ROWS[name]
     check(f, (put((8, 4), "x"), ROWS), types)
 
 
@@ -111,7 +135,13 @@ def test_ops(name: str) -> None:
     check(*OPS[name])
 
 
-@pytest.mark.parametrize("name", ["product", "softmax", "norm", "merge major", "split meets whole", "rows by number"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "product", "softmax", "norm", "merge major", "split meets whole", "rows by number",
+        "rows by number of split rows",
+    ],
+)  # fmt: skip
 def test_gradients_lie_as_what_they_are_of(name: str) -> None:
     f, args, _ = OPS[name]
     types = " ".join(shown(args))

@@ -81,13 +81,6 @@ def test_a_sum_over_what_both_operands_are_split_along() -> None:
 
 
 def test_an_axis_that_splits_what_is_summed_over_and_something_else() -> None:
-    rows = mw.device_put(mnp.array([3, 1, 0, 2]), mw.NamedSharding(MESH, P("x")))
-    assert both(lambda table, rows: table[rows], put((8, 4), "x"), rows) == (
-        "The layout of gather of f32[8@x,4], i32[4@x,1] is ambiguous.\n"
-        "  why:  x splits dim 0 of operand 0, which it sums over, and dim 0 of operand 1: devices along an axis sum "
-        "over one dim, and then hold the same\n"
-        "  fix:  lay operand 0, f32[8@x,4], out otherwise: mw.reshard(x, mw.P(None, None))"
-    )
     product = lambda a, b: mnp.tensordot(a, b, 2)
     assert both(product, put((4, 6), "x"), put((4, 6), None, "x")) == (
         "The layout of dot_general of f32[4@x,6], f32[4,6@x] is ambiguous.\n"
@@ -95,6 +88,33 @@ def test_an_axis_that_splits_what_is_summed_over_and_something_else() -> None:
         "over one dim, and then hold the same\n"
         "  fix:  lay operand 0, f32[4@x,6], out otherwise: mw.reshard(x, mw.P(None, None))"
     )
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+def test_split_rows_by_numbers(axis: str) -> None:
+    rows = mw.device_put(mnp.array([3, 1, 0, 2]), mw.NamedSharding(MESH, P(axis)))
+    uses: dict[str, list[Callable[..., Any]]] = {
+        "x[…]": [lambda a, i: a[i], lambda a, i: a[i, 1:3], lambda a, i: a[i, i], lambda a, i: a[mnp.array([1, 5])]],
+        "x.at[…].get": [
+            lambda a, i: a.at[i].get(mode="fill", fill_value=0),
+            lambda a, i: mnp.take(a, i, axis=0, mode="wrap"),
+        ],
+        "mnp.take_along_axis": [lambda a, i: mnp.take_along_axis(a, i[:, None], 0)],
+        "x.at[…].set": [lambda a, i: a.at[i].set(1.0), lambda a, i: a.at[0].set(1.0)],
+        "x.at[…].add": [lambda a, i: a.at[i].add(1.0, mode="drop")],
+        "x.at[…].max": [lambda a, i: a.at[i].max(1.0)],
+    }
+    for named, functions in uses.items():
+        instead = named if named.startswith("x.at") else "x.at[…].get"
+        for f in functions:
+            assert both(f, put((8, 4), "x"), rows) == (
+                f"The layout of {named} of f32[8@x,4] is ambiguous.\n"
+                "  why:  dim 0, along which it is indexed, is split over x\n"
+                f"  fix:  {instead}(…, out_sharding=mw.P(…))"
+            )
+    with mw.set_mesh(MESH):
+        assert str(mw.typeof(put((8, 4), "x").at[rows].get(out_sharding=P(axis, None)))) == f"float32[4@{axis},4]"
+        assert str(mw.typeof(put((8, 4), "x").at[rows].max(1.0, out_sharding=P("x", None)))) == "float32[8@x,4]"
 
 
 def test_what_is_put_into_windows_is_split_as_they_are() -> None:
@@ -134,8 +154,13 @@ def test_dims_that_cannot_stay_split() -> None:
     assert both(lambda a: mnp.sort(a, 0), x) == (
         f"The layout of sort of f32[8@x,4@y] is ambiguous.\n  why:  dim 0 of its operand {stuck}"
     )
-    assert both(lambda a: a[0], x) == (
+    assert both(lambda a: lax.slice(a, (0, 0), (1, 4)), x) == (
         f"The layout of slice of f32[8@x,4@y] is ambiguous.\n  why:  dim 0 of its operand {stuck}"
+    )
+    assert both(lambda a: a[0], x) == (
+        "The layout of x[…] of f32[8@x,4@y] is ambiguous.\n"
+        "  why:  dim 0, along which it is indexed, is split over x\n"
+        "  fix:  x.at[…].get(…, out_sharding=mw.P(…))"
     )
     assert both(lambda a: a.reshape(32), put((8, 4), None, "x")) == (
         "The layout of reshape of f32[8,4@x] is ambiguous.\n"

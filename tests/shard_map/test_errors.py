@@ -541,14 +541,19 @@ def test_permutations_that_are_none():
     close(smap(lambda x: lax.ppermute(x, "i", perm), P("i"), P("i"))(X), np.roll(X, 2))
 
 
-def test_groups_are_parts_of_axes():
+def test_sums_of_groups_differ_between_groups():
     expect(
         lambda: smap(lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]), P("i"), P())(X),
-        "psum does not take axis_index_groups.",
-        "groups of devices are parts of a mesh axis here",
-        "lax.psum(x, 'x:(2)4') works on the minor part of size 4 of an axis x of size 8",
+        "Result of the function is float32[2]{i}, but out_specs has P().",
+        "it may differ between devices along i; by the spec all return the same",
+        "lax.psum(x, 'i') or lax.pmean(x, 'i') if it is a sum or a mean over devices",
+        "lax.all_gather_invariant(x, 'i') if every device needs all of it",
+        "or name 'i' in the spec to join what the devices return: out_specs=mw.P('i')",
     )
-    close(smap(lambda x: lax.psum(x, "i:(2)2"), P("i"), P("i:(1)2"))(X), X.reshape(2, 2, 2).sum(1).reshape(-1))
+    sums = X.reshape(2, 2, 2).sum(1)
+    in_groups = lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]])
+    close(smap(in_groups, P("i"), P("i"))(X), sums.repeat(2, 0).reshape(-1))
+    close(smap(lambda x: lax.psum(x, "i:(2)2"), P("i"), P("i:(1)2"))(X), sums.reshape(-1))
 
 
 def test_pscatter_of_a_varying_value():

@@ -174,4 +174,9 @@ def _conditions(given: Any) -> list[Value]:
                 f"mnp.piecewise cannot take the condition {condition.type.short()}.", where=here(),
                 why="it says of each element whether it holds", fix="x > 0",
             )  # fmt: skip
+        if condition.shape != found[0].shape:
+            raise ShapeError(
+                f"mnp.piecewise cannot take conditions {found[0].type.short()} and {condition.type.short()}.",
+                where=here(), why="they are rows of one array, and so of one shape", fix="[x < 0, x > 0]",
+            )  # fmt: skip
     return found

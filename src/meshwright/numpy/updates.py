@@ -209,7 +209,8 @@ def _scatter(
         return either(mask, combine(x, y), x)
     items = read_index(x, place.key, clamp=mode in ("drop", "fill", "clip"), wrap=_wraps(wrap_negative_indices))
     if not asked:
-        refuse_split(x, [i.dim for i in items if isinstance(i, Position)], "x.at[…].set", "x.at[…].set")
+        named = f"x.at[…].{op.name.removeprefix('scatter_')}"
+        refuse_split(x, [i.dim for i in items if isinstance(i, Position)], named, named)
     layout = layout_of(items)
     if broadcast_shapes(y.type.shape, layout.final) != layout.final:
         raise ShapeError(

@@ -102,8 +102,8 @@ def _plain(eqn: Any, xs: list[Value]) -> Sequence[Any]:
         raise MeshwrightError(
             f"JAX's {name} of random keys cannot become part of a program.",
             where=here(),
-            why="it draws numbers by a loop of its own, which is not known here",
-            fix="draw them outside of the function, or by jax.random.uniform and arithmetic",
+            why="keys are split, moved and drawn from here, and nothing else is known of them",
+            fix="use their words: jax.random.key_data(key)",
         )
     if any(are_keys):
         return keys.of_words(lambda words: _of_numbers(eqn, name, params, words), xs, are_keys)
