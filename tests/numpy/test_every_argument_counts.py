@@ -31,6 +31,10 @@ WITHOUT_EFFECT = {
     "from_dlpack": {"copy": "arrays do not change"},
     "_sum_dtype": {"x64": "a key of its cache"},
     "_inexact": {"x64": "a key of its cache"},
+    "_following": {"a": "its derivative alone depends on it"},
+    "_following_logarithm": {"a": "its derivative alone depends on it"},
+    "_slope_of_logarithm": {"out": "that is the sample"},
+    "solved": {"outside": "its derivative alone depends on it", "coming": "its derivative alone depends on it"},
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
-from meshwright.errors import ShapeError
+from meshwright.errors import MeshwrightError, ShapeError
 from tests.numpy.against_jax import compare, draw, run_traced
 
 pytestmark = pytest.mark.usefixtures("x32")
@@ -151,6 +151,13 @@ def test_arrays_from_and_to_files_buffers_and_text(tmp_path):
     assert mnp.load(tmp_path / "x.npy").tolist() == [0, 1, 2]
     mnp.savez(tmp_path / "xs.npz", x, b=2 * x)
     assert mnp.load(tmp_path / "xs.npz")["b"].tolist() == [0, 2, 4]
+    mnp.save(str(tmp_path / "named"), x)
+    assert np.load(tmp_path / "named.npy").tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="allow_pickle"):
+        mnp.savez(tmp_path / "xs.npz", x, np.array([{}]), allow_pickle=False)
+    assert mnp.load(tmp_path / "xs.npz")["b"].tolist() == [0, 2, 4]  # as it was
+    with pytest.raises(MeshwrightError, match="cannot be written"):
+        mnp.save(tmp_path / "nowhere" / "x", x)
     data = np.arange(4, dtype=np.int16)
     data.tofile(tmp_path / "raw")
     assert mnp.fromfile(tmp_path / "raw", "int16").tolist() == [0, 1, 2, 3]

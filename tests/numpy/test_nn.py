@@ -8,7 +8,7 @@ import pytest
 import meshwright.numpy as mnp
 from meshwright import lax, nn
 from meshwright.core.trace import trace
-from meshwright.errors import ShapeError
+from meshwright.errors import ShapeError, TreeError
 from meshwright.transform.jvp import jvp_program
 from tests.numpy.against_jax import compare, draw
 
@@ -267,8 +267,51 @@ def test_lax_does_not_promote_or_broadcast():
         lax.add(mnp.ones(3), mnp.arange(3))
     with pytest.raises(ShapeError):
         lax.add(mnp.ones(3), mnp.ones((2, 3)))
-    with pytest.raises(ShapeError, match="scan"):
-        lax.reduce(mnp.ones(3), 0.0, lambda x, y: x, (0,))
+    with pytest.raises(ShapeError):
+        lax.add(mnp.ones((3, 2)), mnp.ones((2, 3)))
+    compare(lambda m: m.lax.add(m.np.ones((1, 3)), m.np.ones((2, 1))), weak=False)  # JAX spreads dims of size 1
+
+
+COMBINATIONS = {
+    "first": lambda x, y: x,
+    "second": lambda x, y: y,
+    "number": lambda x, y: 1.0,
+    "smaller": lambda x, y: -(-x).clip(-y),
+}
+
+
+@pytest.mark.parametrize("name", [*COMBINATIONS, "add"])
+def test_lax_reduces_by_any_function_and_is_weak_where_jax_is(name):
+    def results(m):
+        combine = COMBINATIONS.get(name, m.lax.add)
+        weak, own = m.np.broadcast_to(m.np.asarray(2.0), (3,)), m.np.arange(1, 4, dtype="float32")
+        found = []
+        for x in (weak, own):
+            for init in (0.0, m.np.float32(0)):
+                found += [
+                    m.lax.reduce(x, init, combine, (0,)),
+                    m.lax.reduce_window(x, init, combine, (3,), (1,), "SAME"),
+                ]
+        return found
+
+    compare(results, weak=True)
+
+
+def test_a_function_that_lax_reduces_by_returns_what_it_is_given():
+    for wrong in (lambda x, y: x[None], lambda x, y: mnp.int32(3), lambda x, y: (x, y)):
+        with pytest.raises(TreeError, match="are combined into one of them"):
+            lax.reduce(mnp.ones(3), 0.0, wrong, (0,))
+        with pytest.raises(TreeError, match="are combined into one of them"):
+            lax.reduce_window(mnp.ones(3), 0.0, wrong, (2,), (1,), "SAME")
+
+
+def test_approx_max_k_is_given_at_most_its_input():
+    for size in (-1, 4, 9):
+        found = lax.approx_max_k(mnp.arange(4.0), 2, reduction_input_size_override=size)
+        expected = jax.lax.approx_max_k(jnp.arange(4.0), 2, reduction_input_size_override=size)
+        assert [x.tolist() for x in found] == [x.tolist() for x in expected]
+    with pytest.raises(ShapeError, match="cannot take reduction_input_size_override=3"):
+        lax.approx_max_k(mnp.arange(4.0), 2, reduction_input_size_override=3)
 
 
 def test_scaled_products_are_those_of_scaled_blocks():

@@ -61,20 +61,21 @@ def _too_large(most: int) -> OSError:
     return OSError(EFBIG, f"it has more than {most >> 20} MiB, the most that is read")
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file so that it is there whole or, whatever happens, as it was before.
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file so that it is there whole or, whatever happens, as it was before; a text is in UTF-8.
 
     A file that is replaced keeps its mode; a new one has what the umask leaves. Links are followed.
     """
     shown = os.fspath(path)
+    found = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     try:
         if not shown:
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
         if os.path.exists(path) and not os.path.isfile(path):  # a pipe or a terminal, which cannot be replaced
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(path, "wb") as file:
+                file.write(found)
         else:
-            _replace(os.path.realpath(path), text.encode(errors="backslashreplace"))
+            _replace(os.path.realpath(path), found)
     except (OSError, ValueError) as error:
         raise MeshwrightError(
             f"{shown or 'A file without a name'} cannot be written.",

@@ -143,6 +143,7 @@ def qr(x: ArrayLike, *, pivoting: bool = False, full_matrices: bool = True, use_
     [1, 0]
     """
     full = static_flag(full_matrices, "full_matrices of lax.linalg.qr")
+    static_flag(use_magma, "use_magma of lax.linalg.qr")  # which library computes it does not change what it is
     a: Any = matrices(x, "qr")
     if not static_flag(pivoting, "pivoting of lax.linalg.qr"):
         q, r = factorization.qr(a, full=full)
@@ -199,6 +200,7 @@ def eig(
     """
     _check_choice(implementation, EigImplementation, "implementation of lax.linalg.eig")
     static_flag(enable_eigvec_derivs, "enable_eigvec_derivs of lax.linalg.eig")
+    static_flag(use_magma, "use_magma of lax.linalg.eig")
     w, v = numpy_linalg.eig(x)
     found = [w]
     if static_flag(compute_left_eigenvectors, "compute_left_eigenvectors of lax.linalg.eig"):

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from meshwright.api.vmap import vmap
-from meshwright.arrays.operands import ArrayLike, axes_of, axis_of, convert, value
-from meshwright.arrays.static import placed, static_flag, static_shape
+from meshwright.arrays.operands import ArrayLike, axes_of, axis_of, convert, strong, value
+from meshwright.arrays.static import placed, static_flag, static_int, static_shape
 from meshwright.arrays.tracing import check_function
 from meshwright.core import dtypes, tree
 from meshwright.core.op import Op
 from meshwright.core.source import here
 from meshwright.core.trace import Value
+from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError, TreeError
 from meshwright.lax import elementwise as lax
 from meshwright.lax.convolution import dilated, one_per_dim, padding_pairs
@@ -108,12 +109,13 @@ def _combining(computation: Any, what: str, container: Any) -> Callable[[list[Va
         for _ in range(xs[0].ndim):
             one = vmap(one)
         found = one(xs, ys)
-        leaves = tree.leaves(found)
-        if tree.structure(found) != container or [x.dtype for x in leaves] != [x.dtype for x in xs]:
+        leaves = [value(x) for x in tree.leaves(found)]
+        made, wanted = ([TensorType(x.shape[xs[0].ndim :], x.dtype).short() for x in some] for some in (leaves, xs))
+        if tree.structure(found) != container or made != wanted:
             raise TreeError(
-                f"The function of {what} returns {tree.structure(found)} of {[x.dtype.name for x in leaves]}.",
+                f"The function of {what} returns {tree.structure(found)} of {made}.",
                 where=here(),
-                why=f"two of {container} of {[x.dtype.name for x in xs]} are combined into one of them",
+                why=f"two of {container} of {wanted} are combined into one of them",
                 fix="return what the arguments are",
             )
         return leaves
@@ -180,7 +182,7 @@ def reduce(
     if name is not None:
         out = _REDUCE[name](xs[0], axes=axes)
         out = out if _is_neutral(inits[0], name) else _COMBINE[name](out, inits[0])
-        return placed(out, None, out_sharding)
+        return placed(_as_weak_as_both(out, xs[0], inits[0]), None, out_sharding)
     combine = _combining(computation, "lax.reduce", container)
     kept = tuple(d for d in range(xs[0].ndim) if d not in axes)
     shape = tuple(xs[0].shape[d] for d in kept)
@@ -189,7 +191,15 @@ def reduce(
     if count:
         rows = [basic.reshape(basic.transpose(x, permutation=(*axes, *kept)), shape=(count, *shape)) for x in xs]
         begin = combine(begin, _halved(rows, combine))
-    return tree.unflatten(container, [placed(x, None, out_sharding) for x in begin])
+    found = [_as_weak_as_both(out, x, init) for out, x, init in zip(begin, xs, inits, strict=True)]
+    return tree.unflatten(container, [placed(x, None, out_sharding) for x in found])
+
+
+def _as_weak_as_both(out: Value, x: Value, init: Value) -> Value:
+    """A result whose dtype yields to others if those of the array and of what it starts from do, whatever a function
+    returned."""
+    weak = x.type.weak and init.type.weak
+    return out if out.type.weak == weak else basic.convert(out, dtype=out.type.dtype, weak=weak)
 
 
 def reduce_xor(operand: ArrayLike, axes: Sequence[int]) -> Value:
@@ -256,7 +266,7 @@ def reduce_window(
             first = tuple(n * d for n, d in zip(place, holes, strict=True))
             last = tuple(f + (n - 1) * s + 1 for f, n, s in zip(first, sizes, strides, strict=True))
             found = combine(found, [slice_(x, starts=first, limits=last, strides=strides) for x in padded])
-    return tree.unflatten(container, found)
+    return tree.unflatten(container, [strong(x) for x in found])
 
 
 def reduce_window_shape_tuple(
@@ -304,7 +314,16 @@ def approx_max_k(
             why="exactly k elements are found, and a recall is above 0 and at most 1",
             fix="aggregate_to_topk=True, recall_target=0.95",
         )
-    return top_k(x, k, axis=axis_of(reduction_dimension, x.ndim, "lax.approx_max_k"))
+    axis = axis_of(reduction_dimension, x.ndim, "lax.approx_max_k")
+    whole = static_int(reduction_input_size_override, "reduction_input_size_override of lax.approx_max_k")
+    if 0 <= whole < x.shape[axis]:
+        raise ShapeError(
+            f"lax.approx_max_k of {x.shape[axis]} elements cannot take reduction_input_size_override={whole}.",
+            where=here(),
+            why="they are part of an input of that size, for which the recall is asked",
+            fix="reduction_input_size_override=-1",
+        )
+    return top_k(x, k, axis=axis)
 
 
 def approx_min_k(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 
 from meshwright.arrays.operands import DTypeLike, value
 from meshwright.core import dtypes
+from meshwright.core.files import write_whole
 from meshwright.core.trace import Value
 from meshwright.numpy.creation import asarray
 
@@ -74,11 +77,29 @@ def load(file: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def save(file: Any, arr: Any, allow_pickle: bool = True) -> None:
-    """Write an array to a file in NumPy's format."""
-    np.save(file, np.asarray(value(arr)), allow_pickle=allow_pickle)
+    """Write an array to a file in NumPy's format: whole, or as the file was before.
+
+    >>> import io, meshwright.numpy as mnp
+    >>> file = io.BytesIO()
+    >>> mnp.save(file, mnp.arange(3))
+    >>> mnp.load(io.BytesIO(file.getvalue()))
+    Array([0, 1, 2], dtype=int32)
+    """
+    _write(file, ".npy", np.save, np.asarray(value(arr)), allow_pickle=allow_pickle)
 
 
 def savez(file: Any, *args: Any, allow_pickle: bool = True, **kwds: Any) -> None:
-    """Write arrays to a file in NumPy's format for several."""
+    """Write arrays to a file in NumPy's format for several: whole, or as the file was before."""
     named = {name: np.asarray(value(x)) for name, x in kwds.items()}
-    np.savez(file, *(np.asarray(value(x)) for x in args), allow_pickle=allow_pickle, **named)
+    _write(file, ".npz", np.savez, *(np.asarray(value(x)) for x in args), allow_pickle=allow_pickle, **named)
+
+
+def _write(file: Any, ending: str, save: Any, /, *arrays: Any, **named: Any) -> None:
+    """What one of NumPy's functions writes: to an open file as it comes, to one with a name only when all is there."""
+    if hasattr(file, "write"):
+        save(file, *arrays, **named)
+        return
+    content = BytesIO()
+    save(content, *arrays, **named)
+    path = os.fspath(file)
+    write_whole(path if path.endswith(ending) else path + ending, content.getvalue())

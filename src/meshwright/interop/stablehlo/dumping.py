@@ -165,10 +165,10 @@ class BodyWriter:
                     fix="trace the function again with mw.make_program(f)(…)",
                 )
             self.values[var] = self.constant(value, var.type)
-        twins = _computed_twice(program)
+        repeated = _computed_twice(program)
         for eqn in program.eqns:
             operands = [self.atom(a) for a in eqn.inputs]
-            if id(eqn) in twins:
+            if id(eqn) in repeated:
                 apart = self.op("optimization_barrier", operands, [t for _, t in operands])
                 operands = [(name, t) for name, (_, t) in zip(apart, operands, strict=True)]
             if eqn.op.name == "sharding_constraint" and eqn.outputs[0] in self._fixed:

@@ -18,7 +18,7 @@ def _standard(x: Any, loc: Any, scale: Any) -> Any:
 def logpdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of the density.
 
-    >>> float(logpdf(0.0).round(4))
+    >>> round(float(logpdf(0.0)), 4)
     -0.9189
     """
     return -0.5 * mnp.square(_standard(x, loc, scale)) - mnp.log(mnp.multiply(scale, math.sqrt(2 * math.pi)))
