@@ -555,3 +555,16 @@ def test_every_layout_of_a_step_that_has_few_is_simulated() -> None:
         by_hand = mw.jit(lambda w, x: mnp.tanh(x @ w), in_shardings=given).lower(*args).compile()
         on = mw.hardware.Topology("h100", 4, mesh=mesh.shape)
         assert found.best.seconds <= mw.simulate(by_hand, on).seconds * (1 + 1e-9)
+
+
+def test_a_batch_that_no_result_has_rows_of():
+    def summed(tables: Any, rows: Any) -> Any:
+        return mnp.sum(tables[0][rows] @ tables[1], 0)
+
+    tables = shape(8192, 6144, dtype="bfloat16"), shape(6144, 2048, dtype="bfloat16")
+    rows = shape(1000, dtype="int32")
+    found = mw.find_layout(summed, tables, rows, topology="tpu v5e 2x4").best
+    mesh = mw.make_mesh((8,), ("d",))
+    by_hand = mw.jit(summed, in_shardings=(NamedSharding(mesh, P()), NamedSharding(mesh, P("d"))))
+    compiled = by_hand.lower(tables, rows).compile()
+    assert found.seconds <= compiled.simulate("tpu v5e 2x4").seconds * 1.001

@@ -88,6 +88,12 @@ def test_what_is_refused(step: str, tmp_path: Path, capsys: pytest.CaptureFixtur
         f"  why:  {step} gives the step with a batch of its own\n"
         "  fix:  leave out --batch\n"
     )
+    assert main(["layout", step, "--hardware", "tpu v5e 2x4", "--chips", "7"]) == 2
+    assert capsys.readouterr().err == (
+        "tpu v5e 2x4 has 8 chips, not 7.\n"
+        "  why:  a layout is looked for on all chips of a machine\n"
+        "  fix:  --chips 8, or --hardware 'tpu v5e' --chips 7\n"
+    )
     other = tmp_path / "other.py"
     other.write_text("from meshwright import dist\nmodel = dist.GPT(layers=2, dim=64, heads=2)\n")
     assert main(["layout", str(other), "--chips", "8"]) == 2

@@ -63,6 +63,10 @@ def loss(w, x):
 def model():
     return trained(loss), of(64, 64), of(1, 64)
 """,
+    "no matmul": """
+def model():
+    return (lambda w, x: mnp.sum(x * w)), of(64), of(56, 64)
+""",
 }
 LARGEST = {7: "141 TB", 8: "17.6 TB"}  # the smallest layout: 2**22 is no multiple of 7, and nothing is split
 ERRORS = {

@@ -15,7 +15,7 @@ from meshwright.commands.models import step_of_file
 from meshwright.commands.progress import say
 from meshwright.commands.search import read_chips
 from meshwright.core import tree
-from meshwright.errors import TextError
+from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.roofline import MODES
 from meshwright.search.explained import parts_of, waits_of
 from meshwright.search.layout.explain import memory_of
@@ -58,6 +58,12 @@ def run(args: argparse.Namespace) -> int:
     if args.memory is not None and not args.memory > 0:
         raise TextError(f"--memory is {args.memory:g}.", why="it is a number of GB above 0", fix="--memory 80")
     machine = read_chips(args.hardware, args.chips)
+    if args.chips is not None and args.chips != machine.size:
+        raise HardwareError(
+            f"{machine.text} has {machine.size} chips, not {args.chips}.",
+            why="a layout is looked for on all chips of a machine",
+            fix=f"--chips {machine.size}, or --hardware '{machine.chip.name}' --chips {args.chips}",
+        )
     step, params, batch = step_of_file(args.program, args.config, args.batch)
     memory = None if args.memory is None else args.memory * 1e9
     counts = None if args.microbatches is None else _numbers(args.microbatches)

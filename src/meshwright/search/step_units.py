@@ -435,7 +435,7 @@ def _narrowest(block: TaskBlock, tasks: Sequence[int], given: Collection[Var]) -
         alive[end] -= atom.type.nbytes
     alive = np.cumsum(alive)[:-1]
     ends = [n for n, eqn in enumerate(eqns) if id(eqn) in heads]
-    return [float(alive[n:end].min()) for n, end in zip(ends, [*ends[1:], len(eqns)], strict=True)]
+    return [float(alive[n:end].min()) for n, end in zip(ends, [*ends, len(eqns)][1:], strict=True)]
 
 
 def _moved(task: Task, counted: Collection[Atom]) -> float:

@@ -120,7 +120,7 @@ def explained(found: FoundLayouts, runners_up: int, what_if: bool) -> str:
     gap = best.seconds / found.bound_seconds - 1 if found.bound_seconds else inf
     lines = [f"best: {mesh_text(best.mesh.shape)}: {best.name}", *bound_lines(best.simulation)]
     lines.append(memory_line(rows[0].memory, best.memory))
-    lines.append(f"  no layout takes less than {time_text(found.bound_seconds)} ({gap:+.0%})")
+    lines.append(f"  no layout in equal parts takes less than {time_text(found.bound_seconds)} ({gap:+.0%})")
     if len(rows) > 1:
         lines += ["", table_of(rows)]
     return "\n".join([*lines, *(["", *what_if_lines(what_ifs(found))] if what_if else [])])

@@ -87,6 +87,9 @@ def _simulate_split_batch(search: LayoutSearch, sizes: Mapping[str, int]) -> Non
     for given in dict.fromkeys([*[whole] * (held <= search.memory), *split]):
         name = "batch" if given == whole else "batch, parameters"
         search.simulated(given, search.machine(sizes), name, {})
+    last = search.step.last_of_batch  # where nothing says which argument is the batch, it is rather the last
+    if held <= search.memory and 0 < len(last) < len(search.step.batch):
+        search.simulated(split_batch(search, sizes, False, last), search.machine(sizes), "batch", {})
 
 
 def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> None:

@@ -92,17 +92,25 @@ class Step:
         """What each leaf of the arguments is called: ``params['up']``."""
         return [name + path for name, arg in zip(self.names, self.args, strict=True) for path in tree.path_names(arg)]
 
+    @property
+    def last_of_batch(self) -> set[int]:
+        """The leaves of the last argument that may be a batch."""
+        last = max((self.argument[n] for n in self.batch), default=-1)
+        return {n for n in self.batch if self.argument[n] == last}
+
     def _is_state(self, number: int) -> bool:
         mine = [n for n, arg in enumerate(self.argument) if arg == number]
         return bool(mine) and all(n in self.returned.values() for n in mine)
 
     def _without_samples(self) -> set[int]:
         """Leaves of arguments that are no batch: of a step that returns something for each sample, as one that decodes
-        does, what has no such first dim. A training step, which returns a loss, says nothing of the kind."""
+        does, what has no such first dim. A training step, which returns a loss, says nothing of the kind, and neither
+        does one of whose arguments none has it."""
         outs = [atom.type for n, atom in enumerate(self.program.outputs) if n not in self.returned]
         rows = {t.shape[0] for t in outs if t.ndim}
         other = {self.argument[n] for n in self.batch if self.types[n].shape[0] not in rows} if rows else set()
-        return {n for n in self.batch if self.argument[n] in other}
+        without = {n for n in self.batch if self.argument[n] in other}
+        return without if without < self.batch else set()
 
     def _returned(self) -> dict[int, int]:
         """By the number of a result, the argument that it is anew: trees of results that arguments have, too, of the

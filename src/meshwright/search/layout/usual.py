@@ -6,7 +6,7 @@ Which dim of which parameter tensor parallelism splits is what costs least, when
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -39,10 +39,13 @@ def usual_layouts(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> 
     return sorted(found.values(), key=lambda one: one.seconds)
 
 
-def split_batch(search: LayoutSearch, sizes: Mapping[str, int], split: bool) -> Layouts:
-    """The batch in parts over all axes, with parameters whole or in parts, too: along the first dim that can be."""
-    axes = mesh_of(sizes).axes
-    whole = tuple(_rows(t, axes, sizes) if n in search.step.batch else layout(mesh_of(sizes), ((),) * t.ndim)
+def split_batch(
+    search: LayoutSearch, sizes: Mapping[str, int], split: bool, batch: Collection[int] | None = None
+) -> Layouts:
+    """The batch in parts over all axes, with parameters whole or in parts, too: along the first dim that can be.
+    ``batch`` are leaves of arguments, if it is not all of the step's that may be one."""
+    axes, batch = mesh_of(sizes).axes, search.step.batch if batch is None else batch
+    whole = tuple(_rows(t, axes, sizes) if n in batch else layout(mesh_of(sizes), ((),) * t.ndim)
                   for n, t in enumerate(search.step.types))  # fmt: skip
     return fsdp(search, whole, axes, largest=False) if split else whole
 
