@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+import meshwright.numpy as mnp
 
 # A call of the package's `random`, and by how much its numbers may be off.
 SAMPLES = {
@@ -92,3 +93,13 @@ def test_many_samples_are_those_of_jax(seed: int) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-7)
     ours, theirs = (np.asarray(r.poisson(k, a, (500, 64))) for r, k in ((mw.random, key), (jax.random, their_key)))
     assert (ours == theirs).mean() > 0.9995  # above a rate of 10, lgamma's last digit decides about few of them
+
+
+def test_parameters_that_do_not_broadcast():
+    with pytest.raises(mw.errors.ShapeError) as error:
+        mw.random.beta(mw.random.key(0), mnp.ones(2), mnp.ones(3))
+    assert error.value.what == "beta cannot spread a f32[2] and b f32[3] over one shape."
+    assert error.value.fix == "give the parameters one shape, or sizes of 1"
+    with pytest.raises(mw.errors.ShapeError) as error:
+        mw.random.triangular(mw.random.key(0), mnp.zeros(2), 0.5, 1.0, shape=(3,))
+    assert error.value.what == "triangular cannot spread left f32[2] over shape (3,)."

@@ -53,7 +53,7 @@ def poisson(
     """
     wanted = checked_dtype("poisson", dtype, INTEGERS)
     one = checked_key("poisson", key)
-    _, size, (rate,) = spread_parameters("poisson", shape, FLOAT32, lam)
+    _, size, (rate,) = spread_parameters("poisson", shape, FLOAT32, lam=lam)
     return placed(_poisson(one, rate, shape=size, dtype=wanted), None, out_sharding)
 
 
@@ -126,7 +126,7 @@ def binomial(key: ArrayLike, n: ArrayLike, p: ArrayLike, shape: Any = None, dtyp
     wanted = checked_dtype("binomial", dtype, REAL)
     one = checked_key("binomial", key)
     (chance,) = promoted_values(p, inexact=True)
-    _, size, (count, chance) = spread_parameters("binomial", shape, chance.dtype, n, chance)
+    _, size, (count, chance) = spread_parameters("binomial", shape, chance.dtype, n=n, p=chance)
     return _binomial(one, count, chance, shape=size, dtype=wanted)
 
 

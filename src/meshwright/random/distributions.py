@@ -6,9 +6,7 @@ from typing import Any
 
 from meshwright.arrays.operands import ArrayLike, DTypeLike, value
 from meshwright.arrays.static import one_of, placed
-from meshwright.core.source import here
 from meshwright.core.trace import Value
-from meshwright.errors import ShapeError
 from meshwright.numpy import abs as absolute
 from meshwright.numpy import (
     broadcast_shapes,
@@ -24,21 +22,8 @@ from meshwright.numpy import (
     sqrt,
     where,
 )
-from meshwright.random.keys import checked_dtype, checked_shape, split
+from meshwright.random.keys import checked_dtype, checked_shape, fitting_shape, split
 from meshwright.random.samples import REAL, exponential, normal, rademacher, uniform
-
-
-def _shape(name: str, shape: Any, *parameters: Value) -> tuple[int, ...]:
-    together = broadcast_shapes(*(x.shape for x in parameters))
-    found = together if shape is None else checked_shape(name, shape)
-    if broadcast_shapes(found, together) != found:
-        raise ShapeError(
-            f"{name} cannot spread parameters of shape {together} over shape {found}.",
-            where=here(),
-            why="the shape of the samples is one that every parameter broadcasts to",
-            fix=f"shape={together}",
-        )
-    return found
 
 
 def _parameters(name: str, dtype: DTypeLike, *given: ArrayLike) -> tuple[Any, ...]:
@@ -56,7 +41,7 @@ def lognormal(
     (2,)
     """
     wanted, sigma = _parameters("lognormal", dtype, sigma)
-    return placed(exp(normal(key, _shape("lognormal", shape, sigma), wanted) * sigma), None, out_sharding)
+    return placed(exp(normal(key, fitting_shape("lognormal", shape, sigma=sigma), wanted) * sigma), None, out_sharding)
 
 
 def rayleigh(
@@ -64,7 +49,7 @@ def rayleigh(
 ) -> Value:
     """Lengths of vectors of two normal components of standard deviation ``scale``."""
     wanted, scale = _parameters("rayleigh", dtype, scale)
-    drawn = uniform(key, _shape("rayleigh", shape, scale), wanted)
+    drawn = uniform(key, fitting_shape("rayleigh", shape, scale=scale), wanted)
     return placed(scale * sqrt(log(drawn) * -2), None, out_sharding)
 
 
@@ -73,7 +58,7 @@ def pareto(
 ) -> Value:
     """Numbers from 1 on, whose chance of being larger than x is x to the power of ``-b``."""
     wanted, b = _parameters("pareto", dtype, b)
-    return placed(exp(exponential(key, _shape("pareto", shape, b), wanted) / b), None, out_sharding)
+    return placed(exp(exponential(key, fitting_shape("pareto", shape, b=b), wanted) / b), None, out_sharding)
 
 
 def weibull_min(
@@ -108,7 +93,7 @@ def triangular(
 ) -> Value:  # fmt: skip
     """Numbers between ``left`` and ``right``, of which those around ``mode`` are the most likely."""
     wanted, left, mode, right = _parameters("triangular", dtype, left, mode, right)
-    drawn = uniform(key, _shape("triangular", shape, left, mode, right), wanted)
+    drawn = uniform(key, fitting_shape("triangular", shape, left=left, mode=mode, right=right), wanted)
     below = left + sqrt(drawn * (right - left) * (mode - left))
     above = right - sqrt((1 - drawn) * (right - left) * (right - mode))
     return placed(where(drawn < (mode - left) / (right - left), below, above), None, out_sharding)
@@ -119,7 +104,7 @@ def wald(
 ) -> Value:
     """Numbers of the inverse Gaussian distribution of scale 1."""
     wanted, mean = _parameters("wald", dtype, mean)
-    whole = _shape("wald", shape, mean)
+    whole = fitting_shape("wald", shape, mean=mean)
     first, second = split(key)
     y = normal(first, whole, wanted) ** 2
     z = uniform(second, whole, wanted)
@@ -132,7 +117,7 @@ def geometric(
 ) -> Value:
     """How many coins are tossed until the first success, which has chance ``p``."""
     _, p = _parameters("geometric", float, p)
-    drawn = uniform(key, _shape("geometric", shape, p), p.dtype)
+    drawn = uniform(key, fitting_shape("geometric", shape, p=p), p.dtype)
     return placed((floor(log(drawn) / log1p(-p)) + 1).astype(dtype), None, out_sharding)
 
 

@@ -22,12 +22,21 @@ from meshwright.errors import ShapeError
 from meshwright.lax.special import random_gamma_grad
 from meshwright.numpy import abs as absolute
 from meshwright.numpy import any as some
-from meshwright.numpy import broadcast_shapes, broadcast_to, exp, expand_dims, full, maximum, power, sqrt, where
+from meshwright.numpy import broadcast_to, exp, expand_dims, full, maximum, power, sqrt, where
 from meshwright.numpy import max as largest
 from meshwright.numpy import sum as total
 from meshwright.ops.arithmetic import stop_gradient
 from meshwright.ops.random import fma, reproducible_log, reproducible_log1p, threefry2x32
-from meshwright.random.keys import Sampler, checked_dtype, checked_key, checked_shape, each_word, split, words_of_places
+from meshwright.random.keys import (
+    Sampler,
+    checked_dtype,
+    checked_key,
+    checked_shape,
+    each_word,
+    fitting_shape,
+    split,
+    words_of_places,
+)
 from meshwright.random.samples import REAL, exponential, normal, rademacher, to_normal, to_unit, width_of_bits
 
 Words = tuple[Any, Any]
@@ -130,20 +139,12 @@ def gammas(key: Value, a: Value, log_space: bool) -> Value:
 # Arguments
 
 
-def spread_parameters(name: str, shape: Any, dtype: DTypeLike, *given: ArrayLike) -> tuple[DType, Shape, list[Any]]:
+def spread_parameters(name: str, shape: Any, dtype: DTypeLike, **given: ArrayLike) -> tuple[DType, Shape, list[Any]]:
     """Parameters in the dtype of the samples, and in their shape."""
     wanted = checked_dtype(name, float if dtype is None else dtype, REAL)
-    xs = [value(x).astype(wanted) for x in given]  # type: ignore[attr-defined]
-    together = broadcast_shapes(*(x.shape for x in xs))
-    found = together if shape is None else checked_shape(name, shape)
-    if broadcast_shapes(found, together) != found:
-        raise ShapeError(
-            f"{name} cannot spread parameters of shape {together} over shape {found}.",
-            where=here(),
-            why="the shape of the samples is one that every parameter broadcasts to",
-            fix=f"shape={together}",
-        )
-    return wanted, found, [broadcast_to(x, found) for x in xs]
+    xs = {what: value(x).astype(wanted) for what, x in given.items()}  # type: ignore[attr-defined]
+    found = fitting_shape(name, shape, **xs)
+    return wanted, found, [broadcast_to(x, found) for x in xs.values()]
 
 
 # Distributions
@@ -158,7 +159,7 @@ def gamma(
     >>> gamma(mw.random.key(0), 2.0, (3,)).shape
     (3,)
     """
-    _, _, (a,) = spread_parameters("gamma", shape, dtype, a)
+    _, _, (a,) = spread_parameters("gamma", shape, dtype, a=a)
     return placed(gammas(checked_key("gamma", key), a, log_space=False), None, out_sharding)
 
 
@@ -166,7 +167,7 @@ def loggamma(
     key: ArrayLike, a: ArrayLike, shape: Any = None, dtype: DTypeLike = float, *, out_sharding: Any = None
 ) -> Value:
     """The logarithms of gamma samples, which are there also where those are too small for their dtype."""
-    _, _, (a,) = spread_parameters("loggamma", shape, dtype, a)
+    _, _, (a,) = spread_parameters("loggamma", shape, dtype, a=a)
     return placed(gammas(checked_key("loggamma", key), a, log_space=True), None, out_sharding)
 
 
@@ -174,7 +175,7 @@ def beta(
     key: ArrayLike, a: ArrayLike, b: ArrayLike, shape: Any = None, dtype: DTypeLike = float, *, out_sharding: Any = None
 ) -> Value:
     """Numbers between 0 and 1 with density proportional to x^(a - 1) (1 - x)^(b - 1)."""
-    _, _, (a, b) = spread_parameters("beta", shape, dtype, a, b)
+    _, _, (a, b) = spread_parameters("beta", shape, dtype, a=a, b=b)
     first, second = split(checked_key("beta", key))
     x: Any = gammas(first, a, log_space=True)
     y: Any = gammas(second, b, log_space=True)
@@ -201,7 +202,7 @@ def dirichlet(
             fix="alpha=mnp.ones(3)",
         )
     size = None if shape is None else (*checked_shape("dirichlet", shape), given.shape[-1])
-    _, _, (given,) = spread_parameters("dirichlet", size, dtype, given)
+    _, _, (given,) = spread_parameters("dirichlet", size, dtype, alpha=given)
     logarithms: Any = gammas(checked_key("dirichlet", key), given, log_space=True)
     weights = exp(logarithms - largest(logarithms, -1, keepdims=True))
     return placed(weights / total(weights, -1, keepdims=True), None, out_sharding)
@@ -211,7 +212,7 @@ def chisquare(
     key: ArrayLike, df: ArrayLike, shape: Any = None, dtype: DTypeLike = float, *, out_sharding: Any = None
 ) -> Value:
     """Sums of ``df`` squares of normal numbers."""
-    _, _, (df,) = spread_parameters("chisquare", shape, dtype, df)
+    _, _, (df,) = spread_parameters("chisquare", shape, dtype, df=df)
     half: Any = gammas(checked_key("chisquare", key), df / 2, log_space=True)  # type: ignore[operator]
     return placed(exp(half) * 2, None, out_sharding)
 
@@ -221,7 +222,7 @@ def f(
     *, out_sharding: Any = None,
 ) -> Value:  # fmt: skip
     """Ratios of two means of squares of normal numbers."""
-    wanted, size, (above, below) = spread_parameters("f", shape, dtype, dfnum, dfden)
+    wanted, size, (above, below) = spread_parameters("f", shape, dtype, dfnum=dfnum, dfden=dfden)
     for_below, for_above = split(checked_key("f", key))
     x: Any = chisquare(for_above, above, size, wanted)
     y: Any = chisquare(for_below, below, size, wanted)
@@ -230,7 +231,7 @@ def f(
 
 def t(key: ArrayLike, df: ArrayLike, shape: Any = (), dtype: DTypeLike = float, *, out_sharding: Any = None) -> Value:
     """Normal numbers over the root of a mean of ``df`` squares of others."""
-    wanted, size, (df,) = spread_parameters("t", shape, dtype, df)
+    wanted, size, (df,) = spread_parameters("t", shape, dtype, df=df)
     for_normal, for_gamma = split(checked_key("t", key))
     n: Any = normal(for_normal, size, wanted)
     half = df / 2  # type: ignore[operator]
