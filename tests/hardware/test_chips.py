@@ -12,8 +12,9 @@ from meshwright import hardware as hw
 
 DATA = json.loads(importlib.resources.files("meshwright.hardware").joinpath("chips.json").read_text())
 UNITS = ("_hz", "_bytes", "_bytes_per_s", "_flops_per_s", "_seconds", "_efficiency", "_per_host", "_per_sm")
-COUNTS = {"cores", "links", "torus_dims", "pod_shape", "pod_chips", "chips_per_host", "host_shape", "sms",
-          "nvlink_domain", "nodes_per_unit", "sm_lanes_fp32", "mxu", "switch", "slice_shapes", "kernels"}  # fmt: skip
+COUNTS = {"accumulators", "cores", "links", "torus_dims", "pod_shape", "pod_chips", "chips_per_host", "host_shape",
+          "sms", "nvlink_domain", "nodes_per_unit", "sm_lanes_fp32", "mxu", "switch", "slice_shapes",
+          "kernels"}  # fmt: skip
 NUMBERS = [(chip, name) for chip, entry in DATA["chips"].items() for name in entry["numbers"]]
 
 

@@ -24,6 +24,7 @@ MODULES = (
     "jax.experimental.multihost_utils",
     "jax.experimental.mesh_utils",
     "jax.experimental.pallas",
+    "jax.experimental.pallas.tpu",
     "jax.numpy.linalg",
     "jax.numpy.fft",
     "jax.debug",

@@ -13,25 +13,15 @@ from meshwright.pallas import tpu as pltpu
 
 _COMPILER = "it is a part of JAX's compiler; kernels run here as they are written"
 _SUB_BYTE = "values of 2 bits are no dtype here"
-_DTYPE = "semaphores are made by pltpu.SemaphoreType, and have no dtype of their own"
 _GLOBAL = "memory that outlives calls is GPUs'; here it goes from call to call as a result"
 MISSING = {
     "pl": {
-        "enable_poison_buffers": "memory that nobody wrote is always NaN, and with pl.Debug() reads of it are errors",
         "get_global": _GLOBAL,
-        "lower_as_mlir": _COMPILER,
-        "pallas_call_p": _COMPILER,
-        "pallas_export_experimental": _COMPILER,
-        "semaphore": _DTYPE,
+        "pallas_call_p": "a primitive of JAX's programs; the module for JAX's imports has it",
         "tpu": "a module, imported by its name",
     },
     "pltpu": {
-        "ACC": "accumulators of a matrix unit are named by their address, or are scratch memory",
-        "PipelineStep": "what JAX's pipelines hand to bodies with _explicit_indices, which is private",
-        "conv": "lax.conv_general_dilated does the same in a kernel",
         "core": _COMPILER,
-        "dma_semaphore": _DTYPE,
-        "emit_pipeline_with_async_prefetch": "emit_pipeline_with_allocations prefetches by its callbacks",
         "join_bits": _SUB_BYTE,
         "pack_fp6": _SUB_BYTE,
         "split_bits": _SUB_BYTE,

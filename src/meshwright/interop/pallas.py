@@ -12,6 +12,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from copy import copy
+from importlib import import_module
 from importlib.util import find_spec
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -33,8 +34,9 @@ from meshwright.kernel.pipeline.blocks import Blocked, BlockSpec, BoundedSlice, 
 def to_jax(call: Callable[..., Any], *, interpret: Any = True) -> Callable[..., Any]:
     """A function of JAX arrays that runs by JAX's Pallas a kernel of ours, as ``pl.pallas_call`` returned it.
 
-    ``interpret`` is JAX's: True runs on a CPU, False compiles for the device that is there. Where a kernel uses what
-    JAX has not, an error says so.
+    Also of a function that calls kernels, as those of ``meshwright.pallas.ops`` do: JAX may differentiate it, and call
+    it in a ``shard_map``. ``interpret`` is JAX's: True runs on a CPU, False compiles for the device that is there.
+    Where a kernel uses what JAX has not, an error says so.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> from meshwright import pallas as pl
@@ -45,25 +47,27 @@ def to_jax(call: Callable[..., Any], *, interpret: Any = True) -> Callable[..., 
     [0. 0. 4.] [0. 0. 4.]
     """
     given = getattr(call, "given", None)
-    if not isinstance(given, Given):
+    if not isinstance(given, Given) and not isinstance(call, FunctionType | functools.partial):
         raise MeshwrightError(
             f"to_jax is given {call!r}.",
             where=here(),
-            why="it takes a kernel as pl.pallas_call returns it",
+            why="it takes a kernel as pl.pallas_call returns it, or a function that calls kernels",
             fix="mw.interop.pallas.to_jax(pl.pallas_call(kernel, out_shape, …))",
         )
     if find_spec("jax") is None:
         raise MeshwrightError("JAX is not installed.", fix="pip install 'meshwright[jax]'")
     import jax
 
-    theirs = _Theirs()
+    theirs = _Theirs(interpret)
     concrete = jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError
 
-    def function(*args: Any) -> Any:
+    whole: Any = None if isinstance(given, Given) else theirs.of(call)
+
+    def function(*args: Any, **named: Any) -> Any:
         arrays = tree.map(lambda x: np.asarray(x) if isinstance(x, Array) else x, args)
-        made = theirs.call(given, args, interpret)
+        made = whole or theirs.call(call.given, args)  # type: ignore[attr-defined]
         try:
-            return made(*arrays)
+            return made(*arrays, **theirs.of(named))
         except (*concrete, jax.errors.ConcretizationTypeError) as error:
             raise MeshwrightError(
                 "The kernel asks for a number that JAX does not have while it reads the kernel.",
@@ -93,25 +97,39 @@ class _ModuleNames:
         raise _lacking(f"{self._title}.{name}")
 
 
-def _lacking(name: str, why: str = "the kernel runs on our machine alone") -> MeshwrightError:
-    return MeshwrightError(
-        f"JAX has no {name}.", where=here(), why=why, fix="call what pl.pallas_call returned, without to_jax"
-    )
+class _Converted:
+    """The library of kernels, whose functions are as a user would write them, with JAX's names in them."""
+
+    def __init__(self, title: str, of: Callable[[Any], Any]) -> None:
+        self._title = title
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        return self._of(getattr(import_module(self._title), name))
+
+
+def _lacking(
+    name: str,
+    why: str = "the kernel runs on our machine alone",
+    fix: str = "call what pl.pallas_call returned, without to_jax",
+) -> MeshwrightError:
+    return MeshwrightError(f"JAX has no {name}.", where=here(), why=why, fix=fix)
 
 
 class _Theirs:
     """JAX's counterparts of objects of ours; an object that has none is left as it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, interpret: Any) -> None:
         import jax
         import jax.experimental.pallas as pl
         import jax.experimental.pallas.tpu as pltpu
         import jax.numpy as jnp
 
-        self.jax, self.pl, self.pltpu = jax, pl, pltpu
+        self.jax, self.pl, self.pltpu, self.interpret = jax, pl, pltpu, interpret
         spaces = {space.name: self._space(space) for space in MemorySpace if space.name in dir(pltpu)}
         spaces["ANY"] = pl.ANY
-        ours_pl = _ModuleNames("pl", [pl, pltpu], {"BlockSpec": self._block_spec, "load": _load, "store": _store})
+        own = {"BlockSpec": self._block_spec, "load": _load, "store": _store, "pallas_call": self._pallas_call}
+        ours_pl = _ModuleNames("pl", [pl, pltpu], own)
         ours_pltpu = _ModuleNames(
             "pltpu",
             [pltpu, pl],
@@ -133,12 +151,16 @@ class _Theirs:
         }
         nested = {"lax": jax.lax, "nn": jax.nn, "numpy": jnp, "pallas": ours_pl, "random": jax.random}
         self.modules["meshwright"] = _ModuleNames("mw", [jax], nested)
+        library = "meshwright.pallas.ops"
+        self.modules[library] = _Converted(library, self.of)
         self.classes: dict[type, type] = {}
         self.found: dict[int, Any] = {}
         self.kept: list[Any] = []  # keys of ``found`` stand for living objects
         # The modules a kernel uses are loaded; those that are not, it cannot use.
-        for title, names in list(self.modules.items())[:-1]:
+        for title, names in self.modules.items():
             for name, value in vars(sys.modules.get(title, _EMPTY)).items():
+                if title == library or (title == "meshwright" and not hasattr(jax, name)):
+                    continue
                 if not name.startswith("_") and not isinstance(value, ModuleType | int | float | str | tuple | None):
                     self.found.setdefault(id(value), functools.partial(getattr, names, name))
 
@@ -198,7 +220,7 @@ class _Theirs:
         if isinstance(value, MemorySpace):
             return self._space(value)
         if isinstance(value, MemoryType):
-            return self._space(value.space)(value.shape, value.dtype)
+            return self._space(value.memory_space)(value.shape, value.dtype)
         if isinstance(value, SemaphoreType):
             return self.pltpu.SemaphoreType[value.name]
         if isinstance(value, Semaphores):
@@ -294,7 +316,12 @@ class _Theirs:
 
         return run
 
-    def call(self, given: Given, args: Sequence[Any], interpret: Any) -> Any:
+    def _pallas_call(self, kernel: Any, out_shape: Any = None, *, debug: Any = None, **options: Any) -> Any:
+        """A call of a kernel in a function that has JAX's names; what looks for mistakes here has no place there."""
+        function = self._kernel(kernel, []) if not isinstance(kernel, FunctionType) else kernel
+        return self.pl.pallas_call(function, out_shape, **options, interpret=self.interpret)
+
+    def call(self, given: Given, args: Sequence[Any]) -> Any:
         """JAX's ``pallas_call`` of a kernel of ours on such operands."""
         spec, head = given.spec, given.spec.num_scalar_prefetch
         many = isinstance(given.out_shape, tuple | list) or given.out_shape is None
@@ -323,7 +350,7 @@ class _Theirs:
                 vmem_limit_bytes=params.vmem_limit_bytes,
                 has_side_effects=params.has_side_effects,
             ),
-            interpret=interpret,
+            interpret=self.interpret,
             name=given.name,
         )
 
@@ -388,4 +415,8 @@ def _store(ref: Any, idx: Any, val: Any, *, mask: Any = None) -> None:
 
 
 def _no_allocations(*_: Any, **__: Any) -> Any:
-    raise _lacking("emit_pipeline_with_allocations with callbacks", "there, a run of a pipeline knows of no other run")
+    raise _lacking(
+        "emit_pipeline_with_allocations with callbacks",
+        "there, a run of a pipeline knows of no other run",
+        "pltpu.emit_pipeline(…), whose runs start and end on their own; of ops.all_gather_matmul, fused=False",
+    )

@@ -7,18 +7,23 @@ its own, whose body is what a device does: that becomes the function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from meshwright.arrays.tracing import make_program
 from meshwright.core import dtypes, tree
 from meshwright.core.axis_names import whole_axis
 from meshwright.core.program import Eqn
+from meshwright.core.source import here
 from meshwright.core.trace import Tracer
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.interop.pallas import to_jax
 from meshwright.interop.stablehlo.by_jax import lowered, platform
+from meshwright.interop.stablehlo.dumping import dump
 from meshwright.interop.stablehlo.text import OPS, BodyText, Operand
 from meshwright.kernel.call import KernelCall
 
@@ -105,6 +110,52 @@ def _lowered(
             why=f"JAX's Pallas does not lower it: {said}",
             fix='engine="numpy", whose machine runs every kernel, with its copies between devices',
         ) from error
+
+
+@contextmanager
+def pallas_export_experimental(dynamic_shapes: bool) -> Iterator[None]:
+    """Nothing, if ``dynamic_shapes`` is False: kernels are written out for the sizes they are given."""
+    if dynamic_shapes:
+        raise MeshwrightError(
+            "A kernel is to be written out without its sizes.",
+            where=here(),
+            why="blocks and grids are counted when the kernel is written out",
+            fix="pl.pallas_export_experimental(dynamic_shapes=False), once for each size",
+        )
+    yield
+
+
+def lower_as_mlir(
+    f: Callable[..., Any],
+    *args: Any,
+    dynamic_shapes: bool = False,
+    device: Any = None,
+    static_argnames: Any = (),
+    platforms: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> str:
+    """A function as a module of StableHLO, its kernels lowered by JAX's Pallas for the platform that is there.
+
+    >>> import meshwright as mw, meshwright.numpy as mnp
+    >>> from meshwright import pallas as pl
+    >>> def double(x_ref, out_ref):
+    ...     out_ref[...] = x_ref[...] * 2
+    >>> call = pl.pallas_call(double, mw.ShapeDtypeStruct((3,), mnp.float32))
+    >>> print(pl.lower_as_mlir(call, mnp.zeros(3)).split("(")[0])
+    module {
+      func.func @main
+    """
+    if platforms is not None and list(platforms) != [platform()]:
+        raise MeshwrightError(
+            f"A kernel is to be lowered for {', '.join(platforms)}.",
+            where=here(),
+            why=f"JAX lowers it here for {platform()}",
+            fix=f"platforms=[{platform()!r}], or without platforms=",
+        )
+    names = (static_argnames,) if isinstance(static_argnames, str) else static_argnames
+    fixed = {name: kwargs.pop(name) for name in names if name in kwargs}
+    with pallas_export_experimental(dynamic_shapes):
+        return dump(make_program(partial(f, **fixed))(*args, **kwargs))
 
 
 OPS["pallas_call"] = write_kernel

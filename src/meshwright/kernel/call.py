@@ -24,8 +24,7 @@ from meshwright.kernel.language.body import mismatch, named_too, scoped
 from meshwright.kernel.language.position import TaskPosition
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.semaphores import SemaphoreArray, SemaphoreRef
-from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
-from meshwright.kernel.pipeline.allocations import Allocation
+from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, memory_of, semantics
 from meshwright.kernel.pipeline.arguments import PipelineArg
 from meshwright.kernel.pipeline.blocks import BlockSpec
 from meshwright.kernel.pipeline.pipelines import Pipeline, renest
@@ -496,7 +495,7 @@ def _prepare(
     names = [name for name, t in arguments for _ in range(t.num_leaves)]
 
     def operand(key: Any, label: str, kind: MemoryType, data: Data | None, place: Data | None = None) -> Ref:
-        found = machine.memory.get((task.device, -1, key)) if shared and not kind.space.addressable else None
+        found = machine.memory.get((task.device, -1, key)) if shared and not kind.memory_space.of_core else None
         return Ref(found or machine.allocate(task, key, label, kind, data, place))
 
     def output(n: int, t: TensorType) -> Any:
@@ -509,7 +508,7 @@ def _prepare(
         spec = call.out_specs[n]
         whole = spec.block_shape is None and spec.index_map is None and call.cores == 1 and not machine.clock.runs
         space = spec.memory_space if whole and spec.memory_space is not None else MemorySpace.ANY
-        return operand(("out", n), label, MemoryType(space, t.shape, t.dtype), given, place)
+        return operand(("out", n), label, memory_of(space, t.shape, t.dtype), given, place)
 
     of_out = {out: n for n, out in to_out.items()}
     outs = [output(n, t) for n, t in enumerate(call.out_types)]
@@ -517,7 +516,7 @@ def _prepare(
     ins: list[Any] = []
     for n, data in enumerate(inputs):
         if n < scalar_leaves:
-            kind = MemoryType(MemorySpace.SMEM, data.shape, data.dtype)
+            kind = memory_of(MemorySpace.SMEM, data.shape, data.dtype)
             scalars.append(operand(("scalar", n), names[n], kind, np.array(data)))
         elif n in to_out:
             ins.append(outs[to_out[n]])
@@ -528,7 +527,7 @@ def _prepare(
             array.restore(data)
             ins.append(SemaphoreRef(array))
         else:
-            ref = operand(("in", n), names[n], MemoryType(MemorySpace.ANY, data.shape, data.dtype), data)
+            ref = operand(("in", n), names[n], memory_of(MemorySpace.ANY, data.shape, data.dtype), data)
             ref.buffer.readonly = True
             ins.append(ref)
     made: list[Any] = []
@@ -542,7 +541,7 @@ def _prepare(
     wanted = pipeline.allocation_types([*ins, *outs])
     labels = [f"the window of {name}" for name in (*names[scalar_leaves : len(inputs)], *names[len(inputs) :])]
     slots = [
-        None if one is None else Allocation(*(scoped(task, part, label, made) for part in one))
+        None if one is None else tree.map(lambda wanted, label=label: scoped(task, wanted, label, made), one)
         for one, label in zip((*wanted.input, *wanted.out), labels, strict=True)
     ]
     _note_axes(call, machine, scalars, [*ins, *outs], slots)
@@ -560,7 +559,7 @@ def _note_axes(
         machine.axes[_address(ref)] = axes
     for slot, ref in zip(slots, refs, strict=True):
         if slot is not None:
-            machine.axes[_address(slot.slots)] = machine.axes.get(_address(ref))
+            machine.axes[_address(slot.window_ref)] = machine.axes.get(_address(ref))
 
 
 def _scratch(call: KernelCall, task: KernelTask, made: list[Any]) -> Any:

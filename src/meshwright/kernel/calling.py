@@ -272,7 +272,7 @@ def _in_space(spec: BlockSpec, out: Any) -> BlockSpec:
     """The spec of a result that is asked for as memory: ``out_shape=pltpu.VMEM((8, 128), mnp.float32)``."""
     if not isinstance(out, MemoryType) or spec.memory_space is not None:
         return spec
-    return BlockSpec(spec.block_shape, spec.index_map, memory_space=out.space, pipeline_mode=spec.pipeline_mode)
+    return BlockSpec(spec.block_shape, spec.index_map, memory_space=out.memory_space, pipeline_mode=spec.pipeline_mode)
 
 
 def _check_semantics(call: KernelCall) -> None:

@@ -112,11 +112,12 @@ def empty_ref_like(x: Any) -> StateRef:
     return empty_ref(x)
 
 
-def empty(shape: Any, dtype: Any) -> Any:
+def empty(shape: Any, dtype: Any, *, out_sharding: Any = None) -> Any:
     """An array whose contents are arbitrary: NaN, or the largest number of a dtype without it."""
     sizes = tuple(shape) if isinstance(shape, tuple | list) else (int(shape),)
     kind = dtypes.as_dtype(dtype)
-    return mnp.full(sizes, mnp.iinfo(kind).max if kind.kind in "iu" else True if kind.kind == "b" else mnp.nan, kind)
+    fill = mnp.iinfo(kind).max if kind.kind in "iu" else True if kind.kind == "b" else mnp.nan
+    return mnp.full(sizes, fill, kind, out_sharding=out_sharding)
 
 
 def empty_like(x: Any) -> Any:

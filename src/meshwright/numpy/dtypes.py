@@ -140,6 +140,8 @@ def issubdtype(arg1: DTypeLike, arg2: Any) -> bool:
     >>> mnp.issubdtype(mnp.bfloat16, mnp.floating)
     True
     """
+    if isinstance(arg1, type) and issubclass(arg1, extended):
+        return isinstance(arg2, type) and issubclass(arg1, arg2)
     given, kind = _any_dtype(arg1), arg2
     if given == dtypes.KEY or (isinstance(kind, type) and issubclass(kind, extended)):
         return given == dtypes.KEY and kind in (prng_key, extended, np.generic, dtypes.KEY)

@@ -10,7 +10,7 @@ Array([4, 6], dtype=int32)
 
 from __future__ import annotations
 
-from meshwright.interop import pallas_stablehlo as _pallas_stablehlo  # noqa: F401  (how engine xla has kernels)
+from meshwright.interop.pallas_stablehlo import lower_as_mlir, pallas_export_experimental
 from meshwright.kernel.call import CompilerParams, Debug
 from meshwright.kernel.calling import pallas_call
 from meshwright.kernel.estimate import CostEstimate, estimate_cost
@@ -20,6 +20,7 @@ from meshwright.kernel.language.body import (
     debug_print,
     delay,
     enable_debug_checks,
+    enable_poison_buffers,
     loop,
     multiple_of,
     num_programs,
@@ -38,7 +39,7 @@ from meshwright.kernel.language.copies import (
     semaphore_wait,
 )
 from meshwright.kernel.language.indexing import Slice, ds
-from meshwright.kernel.language.spaces import DeviceIdType, MemorySpace
+from meshwright.kernel.language.spaces import DeviceIdType, MemorySpace, semaphore
 from meshwright.kernel.language.spaces import MemoryType as MemoryRef
 from meshwright.kernel.language.values import (
     align_to,
@@ -113,23 +114,27 @@ __all__ = [
     "empty_ref",
     "empty_ref_like",
     "enable_debug_checks",
+    "enable_poison_buffers",
     "estimate_cost",
     "freeze",
     "get_barrier_semaphore",
     "kernel",
     "load",
     "loop",
+    "lower_as_mlir",
     "multiple_of",
     "new_ref",
     "next_power_of_2",
     "no_block_spec",
     "num_programs",
     "pallas_call",
+    "pallas_export_experimental",
     "program_id",
     "reciprocal",
     "run_scoped",
     "run_state",
     "select_ref",
+    "semaphore",
     "semaphore_read",
     "semaphore_signal",
     "semaphore_wait",

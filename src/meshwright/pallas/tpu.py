@@ -48,12 +48,14 @@ from meshwright.kernel.language.prng import (
     to_pallas_key,
 )
 from meshwright.kernel.language.spaces import (
+    ACC,
     BufferType,
     DeviceIdType,
     GridDimensionSemantics,
     MemorySpace,
     SemaphoreType,
     SideEffectType,
+    dma_semaphore,
 )
 from meshwright.kernel.language.tpu_info import (
     ChipVersion,
@@ -66,6 +68,7 @@ from meshwright.kernel.language.tpu_info import (
 )
 from meshwright.kernel.language.values import (
     bitcast,
+    conv,
     einshape,
     pack_elementwise,
     reciprocal,
@@ -81,9 +84,14 @@ from meshwright.kernel.pipeline.arguments import (
     PipelineCallbackArgs,
     PipelinePrefetchArgs,
     PipelineRefs,
+    PipelineStep,
 )
 from meshwright.kernel.pipeline.blocks import PrefetchScalarGridSpec
-from meshwright.kernel.pipeline.emitting import emit_pipeline, emit_pipeline_with_allocations
+from meshwright.kernel.pipeline.emitting import (
+    emit_pipeline,
+    emit_pipeline_with_allocations,
+    emit_pipeline_with_async_prefetch,
+)
 from meshwright.kernel.run.faults import (
     AlignmentError,
     BarrierError,
@@ -119,6 +127,7 @@ BufferedRefBase = BufferedRef
 LoweringException = KernelError
 
 __all__ = [
+    "ACC",
     "ANY",
     "ARBITRARY",
     "CMEM",
@@ -155,6 +164,7 @@ __all__ = [
     "PipelineCallbackArgs",
     "PipelinePrefetchArgs",
     "PipelineRefs",
+    "PipelineStep",
     "PrefetchScalarGridSpec",
     "RaceError",
     "ScopeError",
@@ -173,12 +183,15 @@ __all__ = [
     "async_copy",
     "async_remote_copy",
     "bitcast",
+    "conv",
     "core_barrier",
     "create_tensorcore_mesh",
     "device_id",
+    "dma_semaphore",
     "einshape",
     "emit_pipeline",
     "emit_pipeline_with_allocations",
+    "emit_pipeline_with_async_prefetch",
     "force_tpu_interpret_mode",
     "get_barrier_semaphore",
     "get_tpu_info",

@@ -73,8 +73,12 @@ def when(condition: Any) -> Callable[[Callable[[], Any]], None]:
     return decorate
 
 
-def loop(lower: Any, upper: Any, *, step: Any = 1, unroll: Any = None) -> Callable[[Callable[[Any], Any]], None]:
+def loop(
+    lower: Any, upper: Any, *, init_carry: Any = None, step: Any = 1, unroll: Any = None
+) -> Callable[[Callable[..., Any]], Any]:
     """Run the decorated function for each index from ``lower`` to ``upper``.
+
+    With ``init_carry`` it is given what it returned the time before, too, and its name is what it returned at last.
 
     >>> @loop(0, 3)
     ... def _(i):
@@ -85,9 +89,15 @@ def loop(lower: Any, upper: Any, *, step: Any = 1, unroll: Any = None) -> Callab
     """
     indices = range(as_int(lower), as_int(upper), as_int(step))
 
-    def decorate(function: Callable[[Any], Any]) -> None:
+    def decorate(function: Callable[..., Any]) -> Any:
+        if init_carry is None:
+            for i in indices:
+                function(integer(i))
+            return None
+        carry = init_carry
         for i in indices:
-            function(integer(i))
+            carry = function(integer(i), carry)
+        return carry
 
     return decorate
 
@@ -167,7 +177,7 @@ def parameter_names(function: Callable[..., Any]) -> list[str]:
 
 
 def _scoped(task: KernelTask, wanted: Any, name: str, made: list[Any]) -> Any:
-    if isinstance(wanted, MemoryType) and not wanted.space.addressable:
+    if isinstance(wanted, MemoryType) and not wanted.memory_space.of_core:
         raise KernelError(
             f"run_scoped is asked for {wanted}.",
             where=here(),
@@ -383,11 +393,11 @@ def delay(nanos: Any) -> None:
     current("delay").time += as_int(nanos) * 1e-9
 
 
-def debug_print(text: str, *values: Any) -> None:
+def debug_print(fmt: str, *values: Any) -> None:
     """Print values of the kernel, with the device they are of: ``debug_print("x = {}", x)``."""
     task = current("debug_print")
     shown = [getattr(getattr(x, "_data", None), "primal", x) for x in values]  # of what is differentiated, the value
-    print(f"[{task.name}] {text.format(*shown)}")
+    print(f"[{task.name}] {fmt.format(*shown)}")
 
 
 class _DebugChecks(threading.local):
@@ -396,8 +406,8 @@ class _DebugChecks(threading.local):
     value = False
 
     @contextmanager
-    def __call__(self, value: bool = True) -> Iterator[None]:
-        before, self.value = self.value, bool(value)
+    def __call__(self, new_val: bool = True) -> Iterator[None]:
+        before, self.value = self.value, bool(new_val)
         try:
             yield
         finally:
@@ -405,6 +415,12 @@ class _DebugChecks(threading.local):
 
 
 enable_debug_checks = _DebugChecks()
+
+
+@contextmanager
+def enable_poison_buffers(new_val: bool = True) -> Iterator[None]:
+    """Nothing: memory that nobody wrote is NaN in any case, and with ``pl.Debug()`` what is made of it is an error."""
+    yield
 
 
 def debug_check(condition: Any, message: Any) -> None:

@@ -73,10 +73,18 @@ class Copy:
             )
         _wait(self.send, self.src.nbytes, "waits for a copy to be sent")
 
+    def wait_read(self) -> None:
+        """Wait until the source has been read: of a local copy, on its ``src_sem``."""
+        self.wait_send()
+
     def wait_recv(self) -> None:
         """Wait until something of the destination's size has come here."""
         what = "waits for a copy" if self.send is None else "waits for a copy to come"
         _wait(self.receive, self.dst.nbytes, what)
+
+    def wait_write(self) -> None:
+        """Wait until the destination has been written: ``wait_recv``."""
+        self.wait_recv()
 
 
 def _wait(semaphore: SemaphoreRef, value: int, why: str) -> None:
@@ -90,7 +98,7 @@ def instance(task: KernelTask, semaphore: SemaphoreRef, device: int, core: int, 
     if (device, core) == (own.array.device, own.array.core):
         return own
     if own.array.kind is SemaphoreType.BARRIER:
-        array: SemaphoreArray | None = task.machine.barrier(device, core)
+        array: SemaphoreArray | None = task.machine.barrier(device, core, own.array.key[2])
     elif early:
         array = task.machine.semaphores_of(own.array, device, core)
     else:
@@ -123,12 +131,29 @@ def _require(semaphore: Any, kind: SemaphoreType, what: str) -> None:
         )
 
 
-def make_async_copy(src_ref: Ref, dst_ref: Ref, sem: SemaphoreRef) -> Copy:
-    """A copy between memories of one device, not yet started."""
-    return Copy(src_ref, dst_ref, None, sem, None)
+def make_async_copy(
+    src_ref: Ref, dst_ref: Ref, sem: SemaphoreRef | None = None, *, src_sem: SemaphoreRef | None = None
+) -> Copy:
+    """A copy between memories of one device, not yet started; ``src_sem`` is told when the source has been read."""
+    if sem is None:
+        raise KernelError(
+            "A copy has no semaphore that is told when it is over.",
+            where=here(),
+            why="src_sem says that the source has been read, and not that the destination is written",
+            fix="pltpu.make_async_copy(src_ref, dst_ref, sem, src_sem=src_sem)",
+        )
+    return Copy(src_ref, dst_ref, src_sem, sem, None)
 
 
-def async_copy(src_ref: Ref, dst_ref: Ref, sem: SemaphoreRef, *, priority: int = 0, add: bool = False) -> Copy:
+def async_copy(
+    src_ref: Ref,
+    dst_ref: Ref,
+    sem: SemaphoreRef | None = None,
+    *,
+    src_sem: SemaphoreRef | None = None,
+    priority: int = 0,
+    add: bool = False,
+) -> Copy:
     """Start a copy between memories of one device.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -141,7 +166,7 @@ def async_copy(src_ref: Ref, dst_ref: Ref, sem: SemaphoreRef, *, priority: int =
     >>> call(mnp.array([1.0, 2.0]))
     Array([1., 2.], dtype=float32)
     """
-    copy = make_async_copy(src_ref, dst_ref, sem)
+    copy = make_async_copy(src_ref, dst_ref, sem, src_sem=src_sem)
     copy.start(priority, add)
     return copy
 
@@ -210,7 +235,7 @@ def private_semaphore(task: KernelTask, label: str) -> Semaphore:
 
 
 def semaphore_signal(
-    sem: SemaphoreRef,
+    sem_or_view: SemaphoreRef,
     inc: Any = 1,
     *,
     device_id: Any = None,
@@ -232,6 +257,7 @@ def semaphore_signal(
     Array([1], dtype=int32)
     """
     task = current("semaphore_signal")
+    sem = sem_or_view
     _require(sem, SemaphoreType.REGULAR, "A signal")
     device, core = device_of(task, device_id, device_id_type or DeviceIdType.MESH)
     core = core if core_index is None else as_int(core_index)
@@ -245,11 +271,11 @@ def semaphore_signal(
     task.machine.signal(task, cell, _amount(inc, "A signal adds"))
 
 
-def semaphore_wait(sem: SemaphoreRef, value: Any = 1, *, decrement: bool = True) -> None:
+def semaphore_wait(sem_or_view: SemaphoreRef, value: Any = 1, *, decrement: bool = True) -> None:
     """Wait until a semaphore is at least ``value``, then subtract it."""
     task = current("semaphore_wait")
-    _require(sem, SemaphoreType.REGULAR, "A wait")
-    task.machine.wait(task, sem.one(), _amount(value, "A wait takes"), "waits", decrement)
+    _require(sem_or_view, SemaphoreType.REGULAR, "A wait")
+    task.machine.wait(task, sem_or_view.one(), _amount(value, "A wait takes"), "waits", decrement)
 
 
 def _amount(given: Any, what: str) -> int:
@@ -261,23 +287,23 @@ def _amount(given: Any, what: str) -> int:
     return amount
 
 
-def semaphore_read(sem: SemaphoreRef) -> Array:
+def semaphore_read(sem_or_view: SemaphoreRef) -> Array:
     """The value of a semaphore now; it orders nothing."""
     task = current("semaphore_read")
-    return integer(task.machine.look(task, sem.one()))
+    return integer(task.machine.look(task, sem_or_view.one()))
 
 
-def get_barrier_semaphore() -> SemaphoreRef:
-    """The semaphore that is there on all devices before the kernel starts."""
+def get_barrier_semaphore(tag: Any = None) -> SemaphoreRef:
+    """The semaphore that is there on all devices before the kernel starts; one for each ``tag``."""
     task = current("get_barrier_semaphore")
-    if task.machine.collective_id is None:
+    if tag is None and task.machine.collective_id is None:
         raise SemaphoreError(
             "The barrier semaphore is used by a kernel without a collective_id.",
             where=here(),
             why="kernels that may run at the same time are told apart by it",
             fix="pl.pallas_call(…, compiler_params=pltpu.CompilerParams(collective_id=0))",
         )
-    return SemaphoreRef(task.machine.barrier(task.device, task.core))
+    return SemaphoreRef(task.machine.barrier(task.device, task.core, tag))
 
 
 def device_id() -> Array:

@@ -20,13 +20,13 @@ class TensorCoreMesh:
     num_cores: int = 1
 
 
-def create_tensorcore_mesh(axis_name: str, *, num_cores: int = 1) -> TensorCoreMesh:
-    """Name the cores of a device.
+def create_tensorcore_mesh(axis_name: str, devices: Any = None, num_cores: int | None = None) -> TensorCoreMesh:
+    """Name the cores of a device; ``devices`` would say of which kind it is, and here it has as many as are asked for.
 
     >>> create_tensorcore_mesh("core", num_cores=2)
     TensorCoreMesh(axis_name='core', num_cores=2)
     """
-    return TensorCoreMesh(axis_name, num_cores)
+    return TensorCoreMesh(axis_name, num_cores or 1)
 
 
 def core_mesh(mesh: Any) -> tuple[str, int]:

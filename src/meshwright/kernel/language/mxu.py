@@ -9,7 +9,10 @@ from typing import Any
 import meshwright.numpy as mnp
 from meshwright.core import dtypes
 from meshwright.core.source import here
-from meshwright.kernel.language.refs import Ref, load, store
+from meshwright.core.trace import Array
+from meshwright.core.types import TensorType
+from meshwright.kernel.language.refs import Ref, fitted, load, store
+from meshwright.kernel.language.spaces import ACC
 from meshwright.kernel.run.faults import KernelError
 from meshwright.kernel.run.tasks import current
 
@@ -64,11 +67,33 @@ def _multiplied(unit: MatrixUnit, lhs: Any, load_staged_rhs: int | None) -> Any:
 
 
 def matmul_acc_lhs(acc: Any, lhs: Any, mxu_index: int | None = None, load_staged_rhs: int | None = None) -> None:
-    """Add ``lhs`` times the loaded right side to an accumulator: an address in a unit, or a ref."""
+    """Add ``lhs`` times the loaded right side to an accumulator: an address in a unit, or a ref to ``pltpu.ACC(…)``.
+
+    A ref says which unit: ``matmul_acc_lhs(acc, lhs, load_staged_rhs)``.
+
+    >>> import meshwright as mw
+    >>> from meshwright import pallas as pl
+    >>> from meshwright.pallas import tpu as pltpu
+    >>> def kernel(x_ref, y_ref, out_ref, acc):
+    ...     pltpu.matmul_push_rhs(y_ref[...], 0, 0)
+    ...     pltpu.matmul_acc_lhs(acc, x_ref[...], 0)
+    ...     pltpu.matmul_acc_lhs(acc, x_ref[...])
+    ...     out_ref[...] = pltpu.matmul_pop(acc)
+    >>> call = pl.pallas_call(kernel, mw.ShapeDtypeStruct((2, 2), mnp.float32),
+    ...                       scratch_shapes=[pltpu.ACC(0)((2, 2), mnp.float32)])
+    >>> call(mnp.ones((2, 2)), mnp.eye(2))[0]
+    Array([2., 2.], dtype=float32)
+    """
     if isinstance(acc, Ref):
-        unit = _unit("matmul_acc_lhs", mxu_index or 0)
+        if load_staged_rhs is None:
+            load_staged_rhs, mxu_index = mxu_index, None
+        space = acc.buffer.space
+        unit = _unit("matmul_acc_lhs", space.mxu_id if isinstance(space, ACC) else mxu_index or 0)
         product = _multiplied(unit, lhs, load_staged_rhs)
-        store(acc, ..., load(acc, ...) + product)
+        if isinstance(space, ACC):
+            acc.data[...] += fitted(product, acc.shape, acc.dtype, acc.buffer.label)
+        else:
+            store(acc, ..., load(acc, ...) + product)
         return
     unit = _unit("matmul_acc_lhs", _index(mxu_index))
     product = _multiplied(unit, lhs, load_staged_rhs)
@@ -77,6 +102,10 @@ def matmul_acc_lhs(acc: Any, lhs: Any, mxu_index: int | None = None, load_staged
 
 def matmul_pop(acc: Any, shape: Any = None, dtype: Any = None, mxu_index: int | None = None) -> Any:
     """The sum in an accumulator, which is zero afterwards."""
+    if isinstance(acc, Ref) and isinstance(acc.buffer.space, ACC):
+        taken = acc.data.copy()
+        acc.data[...] = 0
+        return Array(taken, TensorType(taken.shape, taken.dtype))
     if isinstance(acc, Ref):
         found = load(acc, ...)
         store(acc, ..., mnp.zeros(acc.shape, acc.dtype))

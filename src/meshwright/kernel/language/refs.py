@@ -14,7 +14,7 @@ from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
 from meshwright.errors import TracerError
 from meshwright.kernel.language.indexing import resolve, sizes_of
-from meshwright.kernel.language.spaces import MemorySpace
+from meshwright.kernel.language.spaces import ACC, MemorySpace
 from meshwright.kernel.races.poison import poisoned, unwrapped, watch
 from meshwright.kernel.run.faults import BoundsError, CopyError, KernelError, ScopeError
 from meshwright.kernel.run.memory import Bitcast, Box, Buffer, Data, Path, Reshape, box_of, reshaped
@@ -65,7 +65,7 @@ class Ref:
         return self.data.nbytes
 
     @property
-    def memory_space(self) -> MemorySpace:
+    def memory_space(self) -> MemorySpace | ACC:
         return self.buffer.space
 
     @property
@@ -315,6 +315,13 @@ def check_reachable(buffer: Buffer, verb: str) -> None:
             where=here(),
             why="memory of run_scoped lives while its function runs",
             fix="use it inside the function given to pl.run_scoped",
+        )
+    if isinstance(buffer.space, ACC):
+        raise KernelError(
+            f"{buffer.label} is {verb} directly, but it is an accumulator of a matrix unit.",
+            where=here(),
+            why="products are added to it, and their sum is taken",
+            fix="pltpu.matmul_acc_lhs(acc, lhs), pltpu.matmul_pop(acc)",
         )
     if not buffer.space.addressable:
         raise KernelError(

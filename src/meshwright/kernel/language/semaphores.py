@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.core.source import Source, here
 from meshwright.kernel.language.indexing import resolve
-from meshwright.kernel.language.spaces import MemorySpace, SemaphoreType
+from meshwright.kernel.language.spaces import MemorySpace, SemaphoreType, semaphore_dtype
 from meshwright.kernel.run.faults import SemaphoreError
 
 if TYPE_CHECKING:
@@ -296,6 +296,11 @@ class SemaphoreRef:
     @property
     def memory_space(self) -> MemorySpace:
         return MemorySpace.SEMAPHORE
+
+    @property
+    def dtype(self) -> type[semaphore_dtype]:
+        """What it holds, by its kind."""
+        return self.array.kind.dtype
 
     @property
     def at(self) -> _SemaphoreAt:

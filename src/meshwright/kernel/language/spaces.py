@@ -12,27 +12,32 @@ from typing import Any
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType
 from meshwright.core.source import here
+from meshwright.core.types import TensorType
 from meshwright.kernel.run.faults import KernelError
+from meshwright.numpy.dtypes import extended
 
 
 @dataclass(frozen=True)
 class MemoryType:
-    """Memory to allocate: ``VMEM((8, 128), mnp.float32)``."""
+    """Memory to allocate, for an array of a type in a space: ``VMEM((8, 128), mnp.float32)``."""
 
-    space: MemorySpace
-    shape: tuple[int, ...]
-    dtype: DType
+    inner_aval: Any
+    memory_space: Any
 
     @property
-    def memory_space(self) -> MemorySpace:
-        return self.space
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.inner_aval.shape)
+
+    @property
+    def dtype(self) -> DType:
+        return dtypes.as_dtype(self.inner_aval.dtype)
 
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{self.space.name}({self.shape}, {self.dtype.name})"
+        return f"{self.memory_space.name}({self.shape}, {self.dtype.name})"
 
 
 def _sizes(shape: Any, fix: str) -> tuple[int, ...]:
@@ -68,16 +73,56 @@ class MemorySpace(Enum):
     VMEM_SHARED = "vmem_shared"
 
     def __call__(self, shape: Sequence[int], dtype: Any) -> MemoryType:
-        return MemoryType(self, _sizes(shape, f"pltpu.{self.name}((8, 128), mnp.float32)"), dtypes.as_dtype(dtype))
+        return memory_of(self, _sizes(shape, f"pltpu.{self.name}((8, 128), mnp.float32)"), dtypes.as_dtype(dtype))
 
     @property
     def addressable(self) -> bool:
         """Whether loads and stores reach it."""
         return self not in (MemorySpace.ANY, MemorySpace.HBM, MemorySpace.HOST)
 
+    of_core = addressable  # whether each core has memory of its own there
+
     def from_type(self, ty: Any) -> MemoryType:
         """Memory for an array of a shape and a dtype."""
         return self(ty.shape, ty.dtype)
+
+
+def memory_of(space: Any, shape: tuple[int, ...], dtype: DType) -> MemoryType:
+    """Memory in a space, of a shape and a dtype."""
+    return MemoryType(TensorType(shape, dtype), space)
+
+
+@dataclass(frozen=True)
+class ACC:
+    """Where a matrix unit of a core sums products: ``ACC(0)((256, 256), mnp.float32)``.
+
+    ``pltpu.matmul_acc_lhs`` adds to it, ``pltpu.matmul_pop`` takes the sum and leaves zero; nothing else reaches it.
+    """
+
+    mxu_id: int
+
+    addressable = False
+    of_core = True
+    name = "ACC"
+
+    def __call__(self, shape: Sequence[int], dtype: Any) -> MemoryType:
+        return memory_of(self, _sizes(shape, "pltpu.ACC(0)((256, 256), mnp.float32)"), dtypes.as_dtype(dtype))
+
+
+class semaphore_dtype(extended):
+    """What semaphores hold; it has no values."""
+
+
+class semaphore(semaphore_dtype):
+    """What a regular semaphore holds: ``mnp.issubdtype(sem.dtype, pl.semaphore)``."""
+
+
+class barrier_semaphore(semaphore_dtype):
+    """What a barrier semaphore holds."""
+
+
+class dma_semaphore(semaphore_dtype):
+    """What a semaphore of copies holds: ``mnp.issubdtype(sem.dtype, pltpu.dma_semaphore)``."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +131,10 @@ class Semaphores:
 
     kind: SemaphoreType
     shape: tuple[int, ...] = ()
+
+    @property
+    def dtype(self) -> type[semaphore_dtype]:
+        return self.kind.dtype
 
 
 class SemaphoreType(Enum):
@@ -98,6 +147,11 @@ class SemaphoreType(Enum):
     REGULAR = "regular"
     DMA = "DMA"
     BARRIER = "barrier"
+
+    @property
+    def dtype(self) -> type[semaphore_dtype]:
+        """What a semaphore of this kind holds."""
+        return {"regular": semaphore, "DMA": dma_semaphore, "barrier": barrier_semaphore}[self.value]
 
     @property
     def count_dtype(self) -> DType:

@@ -53,14 +53,17 @@ class TpuInfo:
     num_sublanes: int
     mxu_column_size: int
     num_mxus: int
+    num_accumulators: int
     vmem_capacity_bytes: int
     cmem_capacity_bytes: int
+    smem_capacity_bytes: int
     hbm_capacity_bytes: int
     mem_bw_bytes_per_second: int
     bf16_ops_per_second: int
     int8_ops_per_second: int
     fp8_ops_per_second: int
     int4_ops_per_second: int
+    sparse_core: None = None  # kernels run on tensor cores here
 
     @property
     def is_lite(self) -> bool:
@@ -82,15 +85,23 @@ def get_tpu_info_for_chip(chip_version: ChipVersion, num_tensor_cores_per_logica
         return int(chip.known(name, 0) or 0) // cores
 
     return TpuInfo(
-        chip_version,
-        int(str(chip_version.value).strip("vepx")),
-        num_tensor_cores_per_logical_device,
-        128,
-        8,
-        int(found[2]) if found else 128,
-        int(found[1]) if found else 1,
-        *(each(name) for name in ("vmem_bytes", "cmem_bytes", "hbm_bytes", "hbm_bytes_per_s")),
-        *(each(f"{kind}_flops_per_s") for kind in ("bf16", "int8", "fp8", "int4")),
+        chip_version=chip_version,
+        generation=int(str(chip_version.value).strip("vepx")),
+        num_cores=num_tensor_cores_per_logical_device,
+        num_lanes=128,
+        num_sublanes=8,
+        mxu_column_size=int(found[2]) if found else 128,
+        num_mxus=int(found[1]) if found else 1,
+        num_accumulators=each("accumulators"),
+        vmem_capacity_bytes=each("vmem_bytes"),
+        cmem_capacity_bytes=each("cmem_bytes"),
+        smem_capacity_bytes=each("smem_bytes"),
+        hbm_capacity_bytes=each("hbm_bytes"),
+        mem_bw_bytes_per_second=each("hbm_bytes_per_s"),
+        bf16_ops_per_second=each("bf16_flops_per_s"),
+        int8_ops_per_second=each("int8_flops_per_s"),
+        fp8_ops_per_second=each("fp8_flops_per_s"),
+        int4_ops_per_second=each("int4_flops_per_s"),
     )
 
 

@@ -217,3 +217,44 @@ def einshape(equation: str, x: Any, assert_is_tile_preserving: bool = False, **s
 def with_memory_space_constraint(x: Any, memory_space: Any) -> Any:
     """``x``: an operand of a call is where the call's specs say."""
     return x
+
+
+def conv(
+    lhs: Any,
+    rhs: Any,
+    acc: Any = None,
+    *,
+    dimension_numbers: Any,
+    window_strides: Sequence[int] | None = None,
+    padding: str | Sequence[tuple[int, int]] | None = None,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    window_reversal: Sequence[bool] | None = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
+    """A convolution, added to ``acc``: ``lax.conv_general_dilated``, unless given without padding and by strides of 1.
+
+    >>> import meshwright.numpy as mnp
+    >>> conv(mnp.ones((1, 4, 2)), mnp.ones((3, 2, 1)), dimension_numbers=("NHC", "HIO", "NHC"))[0, :, 0]
+    Array([6., 6.], dtype=float32)
+    """
+    numbers = lax.conv_dimension_numbers(tuple(lhs.shape), tuple(rhs.shape), dimension_numbers)
+    count = len(lhs.shape) - 2
+    reversed_dims = [dim for dim, turned in zip(numbers.rhs_spec[2:], window_reversal or (), strict=False) if turned]
+    result = lax.conv_general_dilated(
+        lhs,
+        lax.rev(rhs, reversed_dims) if reversed_dims else rhs,
+        tuple(window_strides or (1,) * count),
+        ((0, 0),) * count if padding is None else padding,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=numbers,
+        feature_group_count=feature_group_count,
+        batch_group_count=batch_group_count,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    return result if acc is None else acc + result

@@ -22,6 +22,14 @@ class PipelineArg(NamedTuple):
     in_out: Any
 
 
+@dataclass(frozen=True)
+class PipelineStep:
+    """Where a body is, if it asks for that: the grid indices of the step, and how many steps this core has done."""
+
+    index: tuple[Any, ...]
+    local_index: Any
+
+
 PipelineRefs = PipelineArg
 PipelineBuffers = PipelineArg  # per operand the slots (current, next)
 PipelineAllocations = PipelineArg

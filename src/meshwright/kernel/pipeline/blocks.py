@@ -19,9 +19,9 @@ IndexMap = Callable[..., Any]
 
 
 class Blocked(NamedTuple):
-    """A dim cut into blocks of ``size``; the index counts blocks."""
+    """A dim cut into blocks of a size; the index counts blocks."""
 
-    size: int
+    block_size: int
 
 
 class Squeezed(NamedTuple):
@@ -32,16 +32,16 @@ squeezed = Squeezed()
 
 
 class Element(NamedTuple):
-    """A dim of which a block has ``size`` elements; the index counts elements, over ``padding`` before and after."""
+    """A dim of which a block has some elements; the index counts elements, over ``padding`` before and after."""
 
-    size: int
+    block_size: int
     padding: tuple[int, int] = (0, 0)
 
 
 class BoundedSlice(NamedTuple):
-    """A dim of which a block has at most ``size`` elements; the index is ``pl.ds(start, size)``."""
+    """A dim of which a block has at most so many elements; the index is ``pl.ds(start, size)``."""
 
-    size: int
+    block_size: int
 
 
 class Indirect(NamedTuple):
@@ -62,7 +62,11 @@ class RevisitMode(Enum):
 
 @dataclass(frozen=True)
 class Buffered:
-    """How a block is fetched ahead: into how many buffers, and whether beyond the next step."""
+    """How a block is fetched ahead: into how many buffers, and whether beyond the next step.
+
+    The blocks of the first ``prefetched_count`` steps of an ``emit_pipeline`` are there already, in memory that its
+    ``allocations`` name; with lookahead, as many blocks.
+    """
 
     buffer_count: int = 2
     use_lookahead: bool = False
@@ -70,12 +74,12 @@ class Buffered:
     prefetched_count: int = 0
 
     def __post_init__(self) -> None:
-        if self.prefetched_count:
+        if not 0 <= self.prefetched_count <= max(self.buffer_count, 0):
             raise KernelError(
-                f"A block is said to be in {self.prefetched_count} buffers before the pipeline starts.",
+                f"Of {self.buffer_count} buffers {self.prefetched_count} are said to be full before a pipeline starts.",
                 where=here(),
-                why="here a run that fetches for the next one says so by its callbacks",
-                fix="pltpu.emit_pipeline_with_allocations(…), with an epilogue that calls start_pipeline_prefetch",
+                why="each of them holds a block",
+                fix=f"pl.Buffered({max(self.prefetched_count, 2)}, prefetched_count={max(self.prefetched_count, 1)})",
             )
         if self.buffer_count < 1:
             raise KernelError(
@@ -168,7 +172,7 @@ class OperandBlocks:
                 fix="one size per dim; None for a dim of one element that the kernel does not see",
             )
         self.dims = tuple(_mode(dim, n, spec.indexing_mode) for dim, n in zip(dims, shape, strict=True))
-        self.sizes = tuple(1 if isinstance(dim, Squeezed) else dim.size for dim in self.dims)
+        self.sizes = tuple(1 if isinstance(dim, Squeezed) else dim.block_size for dim in self.dims)
         if any(size < 1 <= n for size, n in zip(self.sizes, shape, strict=True)):
             raise KernelError(
                 f"A block of {label} has shape {self.sizes}.",
@@ -186,7 +190,7 @@ class OperandBlocks:
         """Whether every block lies inside the operand and has the block's shape."""
         return all(
             isinstance(dim, Squeezed)
-            or (isinstance(dim, Blocked) and n % max(dim.size, 1) == 0)
+            or (isinstance(dim, Blocked) and n % max(dim.block_size, 1) == 0)
             or (isinstance(dim, Element) and dim.padding == (0, 0))
             for dim, n in zip(self.dims, self.shape, strict=True)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import optree
@@ -30,8 +31,15 @@ def emit_pipeline(
     core_axis_name: str | None = None,
     trace_scopes: bool = True,
     no_pipelining: bool = False,
+    tiling: Any = None,
+    output_wait_read_only: bool = False,
+    _explicit_indices: bool = False,
 ) -> Callable[..., None]:
     """A function of refs that runs ``body`` over a grid while blocks of the refs' memory come and go.
+
+    ``tiling`` and ``output_wait_read_only``, how memory is laid out and which of two waits comes first, change no
+    number. Of blocks that are there before the pipeline starts, ``pl.Buffered(2, prefetched_count=1)``, the memory is
+    named among the ``allocations``: ``allocation.with_window_ref(ref)``.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> from meshwright import pallas as pl
@@ -44,7 +52,7 @@ def emit_pipeline(
     >>> call(mnp.zeros(6))
     Array([0., 0., 1., 1., 2., 2.], dtype=float32)
     """
-    emitted = Emitted(body, grid, in_specs, out_specs, should_accumulate_out, no_pipelining)
+    emitted = Emitted(body, grid, in_specs, out_specs, should_accumulate_out, no_pipelining, _explicit_indices)
 
     def run(*refs: Any, scratches: Any = (), scratchs: Any = (), allocations: Any = None) -> None:
         task = current("emit_pipeline")
@@ -66,7 +74,7 @@ def emit_pipeline_with_allocations(
     out_specs: Any = (),
     should_accumulate_out: Any = False,
     dimension_semantics: Any = None,
-) -> tuple[Callable[..., None], Callable[..., PipelineArg]]:
+) -> tuple[Callable[..., None], Callable[..., Any]]:
     """As ``emit_pipeline``, with memory that outlives one run: the pipeline, and a function that says what it needs.
 
     The memory is made by the parent (as scratch memory of its call) and passed as ``allocations``; a run may then leave
@@ -96,11 +104,73 @@ def emit_pipeline_with_allocations(
             out_prologue=out_prologue, out_epilogue=out_epilogue, postyeet=postyeet, allocations=allocations,
         )  # fmt: skip
 
-    def make_allocations(*types: Any) -> PipelineArg:
+    def make_allocations(*types: Any) -> Any:
         pipeline, flat = emitted.on(types)
-        return pipeline.allocation_types(flat)
+        made = pipeline.allocation_types(flat)
+        return made if made.in_out else (*made.input, *made.out)
 
     return run, make_allocations
+
+
+def emit_pipeline_with_async_prefetch(
+    body: Callable[..., Any],
+    *,
+    grid: Any,
+    in_specs: Any = (),
+    out_specs: Any = (),
+    mesh: Any,
+    tiling: Any = None,
+    core_axis: int | None = None,
+    core_axis_name: str | None = None,
+    dimension_semantics: Any = None,
+    trace_scopes: bool = True,
+    no_pipelining: bool = False,
+    _explicit_indices: bool = False,
+) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """As ``emit_pipeline``, and a function to be called before the kernel, whose result is passed as ``allocations``.
+
+    On a chip that one starts to fetch the first ``prefetched_count`` blocks of each input. Here nothing is under way
+    between two kernels: the pipeline fetches them when it starts, and computes the same.
+    """
+
+    def fetched_late(specs: Any) -> Any:
+        return tree.map(
+            lambda spec: (
+                spec.replace(pipeline_mode=replace(spec.pipeline_mode, prefetched_count=0))
+                if isinstance(spec, BlockSpec) and spec.pipeline_mode is not None
+                else spec
+            ),
+            specs,
+        )
+
+    pipeline = emit_pipeline(
+        body, grid=grid, in_specs=fetched_late(in_specs), out_specs=out_specs, core_axis=core_axis,
+        core_axis_name=core_axis_name, dimension_semantics=dimension_semantics, no_pipelining=no_pipelining,
+        _explicit_indices=_explicit_indices,
+    )  # fmt: skip
+    count = len(_arguments(in_specs))
+
+    def run(*refs: Any, scratches: Any = (), allocations: Any = ()) -> None:
+        if len(allocations) != count or any(one is not None for one in allocations):
+            raise KernelError(
+                f"A pipeline of {count} inputs is given {allocations!r} as what was prefetched for it.",
+                where=here(),
+                why="it is what its second function returned for the same inputs",
+                fix="pipeline(x_ref, out_ref, allocations=async_prefetch(x))",
+            )
+        pipeline(*refs, scratches=scratches)
+
+    def async_prefetch(*inputs: Any) -> tuple[None, ...]:
+        if len(inputs) != count:
+            raise KernelError(
+                f"{len(inputs)} arrays are prefetched for a pipeline of {count} inputs.",
+                where=here(),
+                why="there is one for each of in_specs",
+                fix="async_prefetch(x, y)",
+            )
+        return (None,) * count
+
+    return run, async_prefetch
 
 
 class Emitted:
@@ -114,8 +184,10 @@ class Emitted:
         out_specs: Any,
         accumulate: Any,
         no_pipelining: bool = False,
+        explicit: bool = False,
     ) -> None:
         self.body = body
+        self.explicit = explicit
         self.grid = grid if isinstance(grid, tuple | list) else (grid,)
         self.ins, self.outs = _arguments(in_specs), _arguments(out_specs)
         self.accumulate = accumulate
@@ -153,6 +225,7 @@ class Emitted:
             flags(self.accumulate, trees[n:], "should_accumulate_out"),
             no_pipelining=self.no_pipelining,
             trees=(trees[:n], trees[n:]),
+            explicit=self.explicit,
         )
 
 

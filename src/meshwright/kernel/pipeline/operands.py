@@ -48,7 +48,7 @@ class BlockIndices:
 class PipelineOperand:
     """One operand in one run: its window, or a view of its own memory where there is none."""
 
-    __slots__ = ("blocks", "changed", "indices", "pipeline", "ref", "shared", "task", "visited", "window")
+    __slots__ = ("blocks", "changed", "indices", "pipeline", "prefetched", "ref", "shared", "task", "visited", "window")
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class PipelineOperand:
         self.indices, self.changed = self.shared.indices, self.shared.changed
         self.visited: set[tuple[Any, ...]] = set()
         self.window = window
+        self.prefetched = 0 if window is None or spec.pipeline_mode is None else spec.pipeline_mode.prefetched_count
         wanted = spec.memory_space or MemorySpace.VMEM
         if window is None and wanted.addressable and ref.memory_space not in (wanted, MemorySpace.SEMAPHORE):
             raise KernelError(

@@ -12,7 +12,7 @@ from meshwright.kernel.language.body import close_scope, mismatch, named_too, sc
 from meshwright.kernel.language.indexing import as_int
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.semaphores import SemaphoreRef
-from meshwright.kernel.language.spaces import semantics
+from meshwright.kernel.language.spaces import BufferType, semantics
 from meshwright.kernel.pipeline.allocations import allocation, window_of
 from meshwright.kernel.pipeline.arguments import PipelineArg
 from meshwright.kernel.pipeline.blocks import BlockSpec, Buffered
@@ -43,11 +43,13 @@ class Pipeline:
         *,
         no_pipelining: bool = False,
         trees: tuple[Sequence[tree.TreeDef], Sequence[tree.TreeDef]] | None = None,
+        explicit: bool = False,
     ) -> None:
         if no_pipelining:
             once = Buffered(1)
             in_specs, out_specs = ([s.replace(pipeline_mode=once) for s in specs] for specs in (in_specs, out_specs))
         self.body = body
+        self.explicit = explicit  # whether the body is told which step it is
         self.grid = tuple(as_int(n) for n in grid)
         self.in_specs = list(in_specs)
         self.out_specs = list(out_specs)
@@ -85,10 +87,10 @@ class Pipeline:
     def allocation_types(self, types: Sequence[Any]) -> PipelineArg:
         """The scratch memory the pipeline needs, for operands of these types."""
         n = len(self.in_specs)
-        inputs = [allocation(spec, t) for spec, t in zip(self.in_specs, types[:n], strict=True)]
+        inputs = [allocation(spec, t, BufferType.INPUT) for spec, t in zip(self.in_specs, types[:n], strict=True)]
         given = list(zip(self.out_specs, types[n:], self.accumulate, strict=True))
-        outs = [allocation(spec, t, add) for spec, t, add in given]
-        again = [allocation(spec, t, add) for spec, t, add in given if add]
+        outs = [allocation(spec, t, BufferType.OUTPUT, add) for spec, t, add in given]
+        again = [allocation(spec, t, BufferType.INPUT, add) for spec, t, add in given if add]
         return PipelineArg(inputs, outs, again)
 
     def windows(self, allocations: Any) -> PipelineArg:
@@ -105,7 +107,13 @@ class Pipeline:
                 why="it takes what its make_allocations says, or one BufferedRef per operand where none accumulates",
                 fix="pipeline, make_allocations = pltpu.emit_pipeline_with_allocations(…)",
             )
-        return PipelineArg(*([window_of(a) for a in group] for group in allocations))
+        specs = (
+            self.in_specs,
+            self.out_specs,
+            [s for s, add in zip(self.out_specs, self.accumulate, strict=True) if add],
+        )
+        given = zip(allocations, specs, strict=True)
+        return PipelineArg(*([window_of(a, s) for a, s in zip(group, of, strict=True)] for group, of in given))
 
     # Running
 

@@ -10,11 +10,19 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from meshwright.api.direct import integer
 from meshwright.core import tree
 from meshwright.core.source import Source, here
 from meshwright.kernel.language.body import mismatch
 from meshwright.kernel.language.refs import Ref
-from meshwright.kernel.pipeline.arguments import PipelineArg, PipelineCallbackArgs, PipelinePrefetchArgs, flags, pair
+from meshwright.kernel.pipeline.arguments import (
+    PipelineArg,
+    PipelineCallbackArgs,
+    PipelinePrefetchArgs,
+    PipelineStep,
+    flags,
+    pair,
+)
 from meshwright.kernel.pipeline.blocks import BlockSpec
 from meshwright.kernel.pipeline.operands import BlockIndices, PipelineOperand
 from meshwright.kernel.pipeline.windows import Window, add_into, copy_into
@@ -72,6 +80,9 @@ class PipelineRun:
         for out, spec in zip(self.outs, pipeline.out_specs, strict=True):
             if out.window is not None and spec.revisits:
                 out.window.comes = True
+        for one in self.inputs:
+            if one.window is not None and one.prefetched:
+                one.window.reset()  # its slots are filled anew for each run, from the first
         # A fresh run has no sums to go on from.
         self.reading = [*self.inputs, *([] if self.fresh else self.sums.values())]
         self.reading += [out for out in self.outs if out.window is not None and out.window.comes]
@@ -178,11 +189,17 @@ class PipelineRun:
                     return
             elif window.target > limit:
                 return
-            if operand.changes(window.target):
+            if operand.changes(window.target) and self._is_there(operand, window):
+                window.take(self.task)
+            elif operand.changes(window.target):
                 if window.comes or self.sums:
                     self._finish(operand, window.target)
                 window.fetch(self.task, operand.index(window.target), self.line)
             window.target += 1
+
+    def _is_there(self, operand: PipelineOperand, window: Window) -> bool:
+        """Whether a block was in its window before the run: as many steps of it as its spec says, or blocks."""
+        return operand.prefetched > (window.started if window.lookahead else window.target)
 
     def _step(self, step: int) -> None:
         task, last = self.task, step == self.steps - 1
@@ -215,12 +232,13 @@ class PipelineRun:
                 self._write_back(n, out, step, last)
 
     def _body(self, step: int) -> None:
+        first = [self._place(step)] if self.pipeline.explicit else []
         refs = [x.direct(step) if x.window is None else x.window.current for x in self.inputs]
         refs += [x.direct(step) if x.window is None else x.window.open_view for x in self.outs]
         if self.pipeline.trees:
             refs = self.pipeline.nested(refs)
         try:
-            result = self.pipeline.body(*refs, *self.scratches)
+            result = self.pipeline.body(*first, *refs, *self.scratches)
         except TypeError:
             self.pipeline.require_parameters(len(self.scratches))
             raise
@@ -232,6 +250,9 @@ class PipelineRun:
                 why="results are what it stores to its output refs",
                 fix="out_ref[...] = value",
             )
+
+    def _place(self, step: int) -> PipelineStep:
+        return PipelineStep(tuple(map(integer, self.task.grids[-1][0])), integer(step))
 
     def _write_back(self, n: int, out: PipelineOperand, step: int, last: bool) -> None:
         window = out.window

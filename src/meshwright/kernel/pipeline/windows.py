@@ -39,7 +39,7 @@ class Window:
 
     __slots__ = (
         "arrived", "blocks", "comes", "count", "last", "leaving", "lookahead", "nbytes", "opened", "origins", "outside",
-        "ref", "semaphores", "slots", "started", "target", "views",
+        "ref", "semaphores", "slots", "started", "target", "there", "views",
     )  # fmt: skip
 
     def __init__(self, slots: Ref, semaphores: SemaphoreRef, comes: bool = False) -> None:
@@ -56,6 +56,7 @@ class Window:
     def reset(self) -> None:
         """Start anew, with nothing under way."""
         self.started = self.arrived = self.opened = self.target = 0
+        self.there: set[int] = set()  # blocks that are in their slots, and not yet asked for
         self.leaving: list[tuple[int, tuple[Any, ...]]] = []  # block numbers and indices whose copy out is under way
         self.last: tuple[Any, ...] | None = None  # the index of the last block of the previous run
         # Of what is in each slot, an `Origin`: the region it came from, who had written it, and the line of the fetch.
@@ -132,10 +133,19 @@ class Window:
         self.origins[number % self.count] = (outside, writers, line)
         self._start(task, outside, inside, number, line)
 
+    def take(self, task: KernelTask) -> None:
+        """Go on from a block that is in the next slot."""
+        self.there.add(self.started)
+        self.origins[self.started % self.count] = None
+        self.started += 1
+
     def await_fetch(self, task: KernelTask, index: tuple[Any, ...]) -> None:
         """Wait for the next block, which becomes the current one."""
         self.arrived += 1
-        self._wait(task, self.arrived - 1, index, "waits for a block of the pipeline")
+        if self.arrived - 1 in self.there:
+            self.there.remove(self.arrived - 1)
+        else:
+            self._wait(task, self.arrived - 1, index, "waits for a block of the pipeline")
 
     @property
     def current(self) -> Ref:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.core.source import Source
 from meshwright.kernel.language.semaphores import SemaphoreArray
-from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType
+from meshwright.kernel.language.spaces import ACC, MemorySpace, MemoryType, Semaphores, SemaphoreType
 from meshwright.kernel.races.checker import AccessChecker
 from meshwright.kernel.races.history import History
 from meshwright.kernel.run.faults import CapacityError, SemaphoreError, UnfinishedCopyError
@@ -53,18 +53,20 @@ class Memories:
         if isinstance(wanted, Semaphores):
             made = self._semaphores(task, key, label, wanted)
         else:
-            core = task.core if wanted.space.addressable else -1
+            core = task.core if wanted.memory_space.of_core else -1
             self._count(task, wanted, label)
             # Filling large memory costs as much as writing it, and most of it is written by copies before it is read.
             late = data is None and wanted.nbytes > 1 << 16
             memory = data if data is not None else place
             if memory is None:
                 memory = pool.empty(wanted.shape, wanted.dtype, label)
-            if data is None and not late:
+            if isinstance(wanted.memory_space, ACC):
+                memory[...], late = 0, False
+            elif data is None and not late:
                 fill_poison(memory)
-            made = Buffer(key, label, wanted.space, memory, task.device, core)
+            made = Buffer(key, label, wanted.memory_space, memory, task.device, core)
             made.unfilled = Unfilled() if late else None
-            if self.history is not None:
+            if self.history is not None and not isinstance(wanted.memory_space, ACC):
                 made.accesses = AccessChecker(self.history, made, data is not None)
         if self.history is not None:
             made.birth = int(task.clock[task.entity])
@@ -104,17 +106,17 @@ class Memories:
         return found if isinstance(found, SemaphoreArray) and found.shape == own.shape else None
 
     def _count(self, task: KernelTask, wanted: MemoryType, label: str) -> None:
-        used = task.used.get(wanted.space, 0) + wanted.nbytes
-        limit = self.limits.get(wanted.space)
+        used = task.used.get(wanted.memory_space, 0) + wanted.nbytes
+        limit = self.limits.get(wanted.memory_space)
         if limit is not None and used > limit:
             source = task.source()
             raise CapacityError(
-                f"The kernel needs {used} bytes of {wanted.space.name}, a core has {limit:.0f}.",
+                f"The kernel needs {used} bytes of {wanted.memory_space.name}, a core has {limit:.0f}.",
                 where=source.show() if source else "",
                 why=f"{label} is {wanted}, {wanted.nbytes} bytes, beside {used - wanted.nbytes} in use",
                 fix="smaller blocks, or fewer buffers per block",
             )
-        task.used[wanted.space] = used
+        task.used[wanted.memory_space] = used
 
     def free(self, task: KernelTask, made: Buffer | SemaphoreArray) -> None:
         """Give memory back; nothing may be under way to it."""
@@ -162,11 +164,12 @@ class Memories:
             fix="copy.wait(), or for a remote copy copy.wait_send() on the sender and copy.wait_recv() on the receiver",
         )
 
-    def barrier(self, device: int, core: int) -> SemaphoreArray:
+    def barrier(self, device: int, core: int, tag: Any = None) -> SemaphoreArray:
         """The barrier semaphore of a device, there before the kernel starts."""
-        key = ("barrier", self.collective_id)
+        key = ("barrier", self.collective_id, tag)
         found = self.memory.get((device, core, key))
         if found is None:
-            found = SemaphoreArray(key, "the barrier semaphore", SemaphoreType.BARRIER, (), device, core)
+            label = "the barrier semaphore" + ("" if tag is None else f" {tag!r}")
+            found = SemaphoreArray(key, label, SemaphoreType.BARRIER, (), device, core)
             self.memory[(device, core, key)] = found
         return found  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.core.dtypes import DType
 from meshwright.core.source import here
 from meshwright.kernel.language.indexing import Index
-from meshwright.kernel.language.spaces import MemorySpace, MemoryType
+from meshwright.kernel.language.spaces import ACC, MemorySpace, MemoryType, memory_of
 from meshwright.kernel.run.faults import CopyError
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Buffer:
         "space", "unfilled",
     )  # fmt: skip
 
-    def __init__(self, key: Any, label: str, space: MemorySpace, data: Data, device: int, core: int) -> None:
+    def __init__(self, key: Any, label: str, space: MemorySpace | ACC, data: Data, device: int, core: int) -> None:
         self.key = key
         self.label = label
         self.space = space
@@ -195,7 +195,7 @@ class Buffer:
 
     @property
     def type(self) -> MemoryType:
-        return MemoryType(self.space, self.data.shape, self.data.dtype)
+        return memory_of(self.space, self.data.shape, self.data.dtype)
 
     def before_read(self, box: Box | None) -> None:
         """Something reads: unless all of it was written, let the rest be poison first."""

@@ -10,7 +10,7 @@ from meshwright.core.source import Source, here
 from meshwright.errors import DifferentiationError
 from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.semaphores import Semaphore, Signal
-from meshwright.kernel.language.spaces import MemorySpace
+from meshwright.kernel.language.spaces import ACC, MemorySpace
 from meshwright.kernel.run.faults import CopyError, ScopeError
 from meshwright.kernel.run.memory import Buffer, Data, follow
 
@@ -225,3 +225,10 @@ def check_writable(src: Ref, dst: Ref) -> None:
         )
     if MemorySpace.SEMAPHORE in (src.buffer.space, dst.buffer.space):
         raise CopyError("A copy moves semaphores.", where=here(), why="they are counters, not data", fix="signal them")
+    if isinstance(src.buffer.space, ACC) or isinstance(dst.buffer.space, ACC):
+        raise CopyError(
+            "A copy moves an accumulator of a matrix unit.",
+            where=here(),
+            why="products are added to it, and their sum is taken",
+            fix="ref[...] = pltpu.matmul_pop(acc), and copy that",
+        )

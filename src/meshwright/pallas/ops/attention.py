@@ -79,9 +79,12 @@ def _forward(q: Any, k: Any, v: Any, *, axis_name: str, causal: bool, debug: Any
                 for copy in copies:
                     copy.start()
             owner = direction.owner(at, step)
-            if not causal or owner <= at.me:
+
+            @pl.when(owner <= at.me if causal else True)
+            def _(owner: Any = owner, slot: int = slot) -> None:
                 allowed = _allowed(at, owner, rows, keys.shape[-2]) if causal else None
                 add_block(q_ref[...], keys[slot], values[slot], acc, top, total, allowed, scale)
+
             if not last:
                 for copy in copies:
                     copy.wait()
@@ -142,7 +145,9 @@ def _backward(saved: Any, dout: Any, *, axis_name: str, causal: bool, debug: Any
                 for copy in copies[:2]:
                     copy.start()
             owner = direction.owner(at, step)
-            if not causal or owner <= at.me:
+
+            @pl.when(owner <= at.me if causal else True)
+            def _(owner: Any = owner, slot: int = slot) -> None:
                 key, value, dresult = keys[slot], values[slot], dout_ref[...].astype(mnp.float32)
                 scores = mnp.matmul(q_ref[...], mnp.swapaxes(key, -1, -2), preferred_element_type=mnp.float32)
                 weights = mnp.exp(scores * scale - lse_ref[...])
@@ -154,6 +159,7 @@ def _backward(saved: Any, dout: Any, *, axis_name: str, causal: bool, debug: Any
                 sums[...] += mnp.matmul(dscores, key.astype(mnp.float32))
                 dkeys[slot] += mnp.matmul(mnp.swapaxes(dscores, -1, -2), q_ref[...].astype(mnp.float32))
                 dvalues[slot] += mnp.matmul(mnp.swapaxes(weights, -1, -2), dresult)
+
             if at.size > 1:
                 if step > 0:
                     pltpu.semaphore_wait(room.at[1])

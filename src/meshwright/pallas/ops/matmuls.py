@@ -64,11 +64,13 @@ def _masked(k: int, tile: int) -> Callable[[Any, int], Any]:
     return mask
 
 
-def _body(k: int, tile: int) -> Callable[..., None]:
-    """One tile of a product, summed over the last axis of the grid."""
+def _body(k: int, tile: int, adds: bool = False) -> Callable[..., None]:
+    """One tile of a product, summed over the last axis of the grid; it ``adds`` what comes after the two sides."""
     mask = _masked(k, tile)
 
-    def body(x_ref: Any, y_ref: Any, z_ref: Any, acc_ref: Any) -> None:
+    def body(x_ref: Any, y_ref: Any, *refs: Any) -> None:
+        z_ref, acc_ref = refs[-2:]
+
         @pl.when(pl.program_id(2) == 0)
         def _() -> None:
             acc_ref[...] = mnp.zeros_like(acc_ref)
@@ -77,7 +79,8 @@ def _body(k: int, tile: int) -> Callable[..., None]:
 
         @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
         def _() -> None:
-            z_ref[...] = acc_ref[...].astype(z_ref.dtype)
+            product = acc_ref[...].astype(z_ref.dtype)
+            z_ref[...] = refs[0][...] + product if adds else product
 
     return body
 
@@ -142,13 +145,13 @@ class _GatherMatmul:
 
     axis_name: str
     bidirectional: bool
-    fused: bool
     cuts: list[tuple[int, int]]  # the columns that go each way
-    pipeline: Callable[..., None]
+    tile: Tiles
+    pipeline: Callable[..., None] | None  # fused, the one that goes on from product to product
 
     def __call__(
         self, x_ref: Any, y_ref: Any, z_ref: Any, lhs: Any, local: Any, send: Any, receive: Any, room: Any, acc: Any,
-        windows: Any,
+        windows: Any = None,
     ) -> None:  # fmt: skip
         refs = _GatherRefs(x_ref, y_ref, z_ref, lhs, local, send, receive, room, acc, windows)
         at = ring(self.axis_name)
@@ -157,7 +160,10 @@ class _GatherMatmul:
         runs = [(step, direction) for step in range(at.size) for direction in both]
         for n, (step, direction) in enumerate(runs):
             self.hand_on(refs, at, step, direction)
-            self.multiply(refs, at, runs, n)
+            if self.pipeline is None:
+                self.multiply(*self.operands(refs, at, step, direction), refs.acc, adds=n > 0)
+            else:
+                self.go_on(self.pipeline, refs, at, runs, n)
 
     def begin(self, refs: _GatherRefs, at: Ring, both: list[RingDirection]) -> None:
         """Put the device's own columns where they are multiplied, and meet the neighbors."""
@@ -181,7 +187,7 @@ class _GatherMatmul:
     def hand_on(self, refs: _GatherRefs, at: Ring, step: int, direction: RingDirection) -> None:
         """Wait for what is multiplied in a step, and start to send it on once there is room for it."""
         if step > 0:
-            if not self.fused:
+            if self.pipeline is None:
                 self.copy(refs, step - 1, direction).wait_recv()
             self.copy(refs, step - 1, direction).wait_send()
             if step < at.size - 1:
@@ -197,12 +203,24 @@ class _GatherMatmul:
         rows = pl.ds(direction.owner(at, step) * columns + start, size)
         return refs.lhs.at[direction.number, step % 2], refs.y.at[rows], refs.z
 
-    def multiply(self, refs: _GatherRefs, at: Ring, runs: list[tuple[int, RingDirection]], n: int) -> None:
-        """Add one product; fused, its first tiles are there already, and its last step fetches those of the next."""
+    def multiply(self, x_ref: Any, y_ref: Any, z_ref: Any, acc: Any, adds: bool) -> None:
+        """Put one product where it belongs, or add it to what is there."""
+        (m, k), n = x_ref.shape, y_ref.shape[1]
+        ins, out = _specs(self.tile)
+        body = _body(k, self.tile[1], adds)
+        before = [z_ref] if adds else []
+        pltpu.emit_pipeline(
+            body, grid=_grid(m, k, n, self.tile), in_specs=[*ins, out] if adds else ins, out_specs=[out]
+        )(x_ref, y_ref, *before, z_ref, scratches=[acc])  # fmt: skip
+
+    def go_on(
+        self, pipeline: Callable[..., None], refs: _GatherRefs, at: Ring, runs: list[tuple[int, RingDirection]], n: int
+    ) -> None:
+        """Add one product, whose first tiles are there already; its last step fetches those of the next."""
         first, last = n == 0, n == len(runs) - 1
 
         def fetch_next(found: Any) -> tuple[Any, Any]:
-            if not self.fused or last:
+            if last:
                 return found.pipeline_buffers.input, found.pipeline_buffers.in_out
             step, direction = runs[n + 1]
             if step > 0:
@@ -213,8 +231,8 @@ class _GatherMatmul:
                 force_copy=([True, True], False),
             )
 
-        fetched = self.fused and not first
-        self.pipeline(
+        fetched = not first
+        pipeline(
             *self.operands(refs, at, *runs[n]),
             scratches=[refs.acc],
             allocations=refs.windows,
@@ -222,7 +240,7 @@ class _GatherMatmul:
             prologue=lambda _: ((fetched, fetched), ([True, True], False)),
             epilogue=fetch_next,
             out_prologue=lambda _: first,
-            out_epilogue=lambda _: self.fused and not last,
+            out_epilogue=lambda _: not last,
         )
 
 
@@ -278,17 +296,19 @@ def _gather_matmul(
     each = cuts[0][1]
     tile = _fit(tiles, m, each, n)
     ins, out = _specs(tile)
-    pipeline, allocations = pltpu.emit_pipeline_with_allocations(
-        _body(each, tile[1]), grid=_grid(m, each, n, tile), in_specs=ins, out_specs=out, should_accumulate_out=True
-    )
-    memory = [pltpu.ANY((), x.dtype), pltpu.ANY((), y.dtype), pltpu.ANY((), x.dtype)]
+    pipeline, windows = None, []
+    if fused:
+        pipeline, allocations = pltpu.emit_pipeline_with_allocations(
+            _body(each, tile[1]), grid=_grid(m, each, n, tile), in_specs=ins, out_specs=out, should_accumulate_out=True
+        )
+        windows = [allocations(pltpu.ANY((), x.dtype), pltpu.ANY((), y.dtype), pltpu.ANY((), x.dtype))]
     shapes = [struct((m, n), x.dtype), struct((len(cuts), min(2, lax.axis_size(axis_name)), m, each), x.dtype)]
     return pl.pallas_call(
-        _GatherMatmul(axis_name, bidirectional, fused, cuts, pipeline),
+        _GatherMatmul(axis_name, bidirectional, cuts, tile, pipeline),
         shapes, in_specs=[WHOLE] * 2, out_specs=[WHOLE] * 2,
         scratch_shapes=[
             DMA((2,)), DMA((2,)), DMA((2, 2)), REGULAR((2,)), pltpu.VMEM((tile[0], tile[2]), _sums(x)),
-            allocations(*memory),
+            *windows,
         ],
         compiler_params=collective(5), debug=debug,
     )(x, y)[0]  # fmt: skip
@@ -363,7 +383,7 @@ class _MatmulScatter:
         ins, out = _specs(self.tiles[n])
         grid = _grid(self.rows, self.inner, columns, self.tiles[n])
         rows = refs.x.at[pl.ds(block * self.rows, self.rows)]
-        pltpu.emit_pipeline(_body(self.inner, self.tiles[n][1]), grid=grid, in_specs=ins, out_specs=out)(
+        pltpu.emit_pipeline(_body(self.inner, self.tiles[n][1]), grid=grid, in_specs=ins, out_specs=[out])(
             rows, refs.y.at[:, self.columns(direction)], target, scratches=[refs.acc[n]]
         )
 
@@ -372,13 +392,13 @@ class _MatmulScatter:
         tm, _, tn = self.tiles[direction.number]
         spec = pl.BlockSpec((tm, tn), lambda i, j: (i, j))
 
-        def body(part_ref: Any, sum_ref: Any) -> None:
-            sum_ref[...] = part_ref[...]
+        def body(part_ref: Any, before_ref: Any, sum_ref: Any) -> None:
+            sum_ref[...] = before_ref[...] + part_ref[...]
 
         pltpu.emit_pipeline(
-            body, grid=(pl.cdiv(self.rows, tm), pl.cdiv(self.cuts[direction.number][1], tn)), in_specs=[spec],
-            out_specs=spec, should_accumulate_out=True,
-        )(source, target)  # fmt: skip
+            body, grid=(pl.cdiv(self.rows, tm), pl.cdiv(self.cuts[direction.number][1], tn)), in_specs=[spec, spec],
+            out_specs=[spec],
+        )(source, target, target)  # fmt: skip
 
 
 def matmul_reduce_scatter(
