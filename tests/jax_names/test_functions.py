@@ -219,11 +219,33 @@ def normal_distribution(j: Any) -> Any:
     return [*shares, n.ppf(q, 0.5, 2.0), n.isf(q), n.cdf(1.0), j.grad(lambda x: n.cdf(x).sum())(x)]
 
 
+def newest(j: Any) -> Any:
+    """What JAX has since 0.12."""
+    jnp, lax, erfcinv = j.numpy, j.lax, j.scipy.special.erfcinv
+    x = np.array([3.0, 1.0, 1.0, -np.inf, 3.0, np.nan], np.float32)
+    rows = np.array([[3, 1, 2], [0, 5, 4]])
+    y = np.array([1e-30, 0.1, 0.49, 0.5, 0.7, 1, 1.4, 1.9], np.float32)
+    ends = np.array([0, 2, 3, np.nan], np.float32)
+    powers = lambda x: lax.polynomial(x, [1.0, x, 3.0])
+    bounded = jnp.minmax(rows, 1, keepdims=True, where=rows > 1, initial=(7, 2))
+    return [
+        jnp.top_k(x, 4), jnp.top_k(x, 4, mode="smallest"), jnp.top_k(rows, 1, axis=0, mode="smallest"),
+        j.grad(lambda x: jnp.top_k(x, 2, mode="smallest")[0].sum())(x[:3]), lax.top_k(rows, 2, is_stable=False),
+        jnp.minmax(rows), bounded, jnp.lexsort(tuple(rows), batch_size=2), jnp.histogram(rows, out_sharding=None),
+        powers(X), j.grad(powers)(2.0), lax.polynomial(X, [W.sum(1)[None], 2.0, X[:, :1]]), lax.polynomial(2.0, [1.0]),
+        lax.log2(X + 1), j.grad(lax.log2)(3.0), lax.erfc(X, accuracy=lax.AccuracyMode.DEFAULT),
+        lax.one_minus_square(X), j.grad(lax.one_minus_square)(1e-30) * 1e30, lax.reduce_max(X, (0,), out_sharding=None),
+        jnp.log(erfcinv(y) + 2), j.vmap(j.grad(erfcinv))(y[1:]), jnp.log(-j.vmap(j.grad(erfcinv))(y)), erfcinv(ends),
+        j.random.Key(j.random.PRNGKey(1)), j.nn.one_hot(rows, 6, out_sharding=None),
+    ]  # fmt: skip
+
+
 CALLS: dict[str, Callable[[Any], Any]] = {
     one.__name__: one
     for one in (
         mean_of_gradients, through_unchecked, unchecked_gradients, pmapped, smapped, inferred, automatic, typed,
         printed, made, derivatives, renamed, trees, small_names, partly_known, normal_distribution,
+        *((newest,) if jax.__version_info__[:2] >= (0, 12) else ()),
     )
 }  # fmt: skip
 

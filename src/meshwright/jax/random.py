@@ -1,6 +1,6 @@
 """``jax.random`` over ``meshwright.random``: ``key`` makes keys of a dtype of their own, ``PRNGKey`` words."""
 
-from typing import Any
+from typing import Any, NewType
 
 from meshwright import random as _random
 from meshwright.arrays.operands import ArrayLike
@@ -10,6 +10,7 @@ from meshwright.random import *  # noqa: F403
 from meshwright.random.keys import typed as _typed
 
 random_gamma_p = _primitive("random_gamma")
+Key = NewType("Key", Value)  # as annotations of keys name them
 
 
 def key(seed: ArrayLike, *, impl: str | None = None, dtype: str | None = None) -> Value:  # type: ignore[no-redef]

@@ -306,14 +306,14 @@ def reduce_prod(operand: ArrayLike, axes: Sequence[int]) -> Value:
     return _reduction(reduction.reduce_prod, operand, axes)
 
 
-def reduce_max(operand: ArrayLike, axes: Sequence[int]) -> Value:
+def reduce_max(operand: ArrayLike, axes: Sequence[int], *, out_sharding: Any = None) -> Value:
     """The largest element over ``axes``."""
-    return _reduction(reduction.reduce_max, operand, axes)
+    return placed(_reduction(reduction.reduce_max, operand, axes), None, out_sharding)
 
 
-def reduce_min(operand: ArrayLike, axes: Sequence[int]) -> Value:
+def reduce_min(operand: ArrayLike, axes: Sequence[int], *, out_sharding: Any = None) -> Value:
     """The smallest element over ``axes``."""
-    return _reduction(reduction.reduce_min, operand, axes)
+    return placed(_reduction(reduction.reduce_min, operand, axes), None, out_sharding)
 
 
 def reduce_and(operand: ArrayLike, axes: Sequence[int]) -> Value:
@@ -399,8 +399,10 @@ def sort_key_val(
     return ordered, moved
 
 
-def top_k(operand: ArrayLike, k: int, *, axis: int = -1) -> tuple[Value, Value]:
+def top_k(operand: ArrayLike, k: int, *, axis: int = -1, is_stable: bool = True) -> tuple[Value, Value]:
     """The ``k`` largest elements along a dim, largest first, and their places.
+
+    Of equal elements the first ones are taken first, also where that is not asked for (``is_stable=False``).
 
     >>> import meshwright.numpy as mnp
     >>> from meshwright import lax

@@ -22,7 +22,7 @@ from meshwright.arrays.operands import (
     value,
 )
 from meshwright.arrays.refusals import ordered
-from meshwright.arrays.static import mask_of, one_of, static_flag, static_size
+from meshwright.arrays.static import mask_of, one_of, placed, static_flag, static_size
 from meshwright.core import dtypes
 from meshwright.core.source import here
 from meshwright.core.trace import Value, apply
@@ -405,7 +405,9 @@ def _mean(x: Value, axis: Axis, where: ArrayLike | None) -> Value:
     return mean(x, axis, keepdims=True, where=where)
 
 
-def one_hot(x: ArrayLike, num_classes: int, *, dtype: DTypeLike = None, axis: int = -1) -> Value:
+def one_hot(
+    x: ArrayLike, num_classes: int, *, dtype: DTypeLike = None, axis: int = -1, out_sharding: Any = None
+) -> Value:
     """A new dim of ``num_classes`` that is 1 at place ``x`` and 0 elsewhere.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -419,4 +421,5 @@ def one_hot(x: ArrayLike, num_classes: int, *, dtype: DTypeLike = None, axis: in
     kind = dtypes.default_float() if dtype is None else as_dtype(dtype)
     shape = (*x.shape[:dim], count, *x.shape[dim:])
     classes = iota(dtype=x.type.dtype, shape=shape, dim=dim)
-    return convert(equal(broadcast(expand_dims(x, dim), shape), classes), kind)
+    found = convert(equal(broadcast(expand_dims(x, dim), shape), classes), kind)
+    return placed(found, None, out_sharding)

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshwright.arrays.operands import ArrayLike, convert, inexact, promoted_values, strong, value
 from meshwright.arrays.refusals import one_number, refuse
-from meshwright.arrays.static import items_of, static_flag, static_int
+from meshwright.arrays.static import items_of, placed, static_flag, static_int
 from meshwright.core.source import here
 from meshwright.core.trace import Value
 from meshwright.errors import ShapeError
@@ -57,6 +57,7 @@ def histogram(
     range: Any = None,
     weights: ArrayLike | None = None,
     density: bool | None = None,
+    out_sharding: Any = None,
 ) -> tuple[Value, Value]:
     """How many elements fall into each bin, and the edges of the bins; the last bin holds its right edge.
 
@@ -86,7 +87,7 @@ def histogram(
     counts = cut(counts, 0, 1, edges.shape[0])
     if density:
         counts = divide(divide(counts, diff(edges)), sum(counts))
-    return counts, edges
+    return placed(counts, None, out_sharding), edges
 
 
 def histogram2d(

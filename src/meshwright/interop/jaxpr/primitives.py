@@ -15,6 +15,7 @@ from meshwright import numpy as mnp
 from meshwright.core.op import REGISTRY
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
+from meshwright.lax.horner import one_minus_square, polynomial
 
 Rule = Callable[..., Any]
 
@@ -347,6 +348,9 @@ RULES: dict[str, Rule] = {
     "stage": lambda x, **_: x,
     "tile": lambda x, reps, **_: lax.tile(x, tuple(map(int, reps))),
     "unstack": _unstack,
+    "log2": lambda x, **_: mnp.log2(x),
+    "one_minus_square": one_minus_square,
+    "polynomial": lambda x, *coeffs, **_: polynomial(x, coeffs),
     "approx_top_k": _approx_top_k,
     **{name: _all_of(getattr(lax.linalg, name)) for name in ("cholesky_update", "hessenberg", "householder_product")},
     "lu_pivots_to_permutation": lambda x, permutation_size: lax.linalg.lu_pivots_to_permutation(x, permutation_size),

@@ -29,11 +29,13 @@ from meshwright.jax.lax.settings import PrecisionLike as PrecisionLike
 from meshwright.jax.lax.settings import RandomAlgorithm as RandomAlgorithm
 from meshwright.jax.lax.settings import Tolerance as Tolerance
 from meshwright.lax import *  # type: ignore[no-redef]  # noqa: F403
+from meshwright.lax.horner import one_minus_square as one_minus_square
+from meshwright.lax.horner import polynomial as polynomial
 from meshwright.lax.over_axes import AxisName
 
 linalg: Any = _linalg  # type: ignore[no-redef]
 pbroadcast: Any = _devices.pbroadcast  # type: ignore[no-redef]
-cbrt, cos, exp, exp2, expm1, log, log1p, logistic, rsqrt, sin, sqrt, tan, tanh = _ACCURATE
+cbrt, cos, erfc, exp, exp2, expm1, log, log1p, logistic, rsqrt, sin, sqrt, tan, tanh, log2 = _ACCURATE
 
 
 def all_gather(  # type: ignore[no-redef]

@@ -14,6 +14,7 @@ from typing import Any
 from meshwright import lax as _lax
 from meshwright.core.source import here
 from meshwright.errors import MeshwrightError
+from meshwright.numpy import log2 as _log2
 
 
 class AccuracyMode(Enum):
@@ -89,21 +90,17 @@ def _check_accuracy(name: str, accuracy: Any) -> None:
 
 
 def _with_accuracy(name: str) -> Callable[..., Any]:
-    function = getattr(_lax, name)
+    function: Callable[..., Any] = _log2 if name == "log2" else getattr(_lax, name)
 
     def computed(x: Any, *, accuracy: Any = None) -> Any:
         _check_accuracy(name, accuracy)
         return function(x)
 
     computed.__name__ = computed.__qualname__ = name
-    computed.__doc__ = f"{function.__doc__.rstrip()} ``accuracy`` says how exactly."
+    computed.__doc__ = f"{(function.__doc__ or name).rstrip()} ``accuracy`` says how exactly."
     return computed
 
 
 # By name, in this order.
-ACCURATE = tuple(
-    map(
-        _with_accuracy,
-        ("cbrt", "cos", "exp", "exp2", "expm1", "log", "log1p", "logistic", "rsqrt", "sin", "sqrt", "tan", "tanh"),
-    )
-)
+_NAMES = "cbrt cos erfc exp exp2 expm1 log log1p logistic rsqrt sin sqrt tan tanh log2"
+ACCURATE = tuple(_with_accuracy(name) for name in _NAMES.split())

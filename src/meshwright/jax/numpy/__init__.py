@@ -1,9 +1,16 @@
 """``jax.numpy`` over ``meshwright.numpy``."""
 
+from typing import Any
+
 from ml_dtypes import float8_e4m3fnuz as float8_e4m3fnuz  # names that flax has among its options; no array is of them
 from ml_dtypes import float8_e5m2fnuz as float8_e5m2fnuz
 
 from meshwright.jax.numpy import fft as fft
 from meshwright.jax.numpy import linalg as linalg
+from meshwright.jax.numpy import newest as _newest
+from meshwright.jax.numpy.newest import minmax as minmax
+from meshwright.jax.numpy.newest import top_k as top_k
 from meshwright.numpy import *  # type: ignore[no-redef]  # noqa: F403
 from meshwright.scipy.special import i0 as i0
+
+lexsort: Any = _newest.lexsort  # type: ignore[no-redef]

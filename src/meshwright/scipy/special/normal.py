@@ -236,6 +236,27 @@ def ndtri(p: Any) -> Any:
     return _ndtri(p)
 
 
+@custom_jvp
+def _erfcinv(y: Any) -> Any:
+    # Below a half, y says more than 1 - y; above, 1 - y is exact.
+    small = y < 0.5
+    return where(small, _ndtri(where(small, y, 0.5) / 2) / -sqrt(2), erf_inv(where(small, 0.0, 1 - y)))
+
+
+_erfcinv.defjvps(lambda t, out, y: t * (-sqrt(pi) / 2) * exp(out * out))
+
+
+@of_reals
+def erfcinv(y: Any) -> Any:
+    """The inverse of ``erfc``.
+
+    >>> import meshwright as mw
+    >>> round(float(mw.scipy.special.erfcinv(1e-20)), 4)
+    6.6016
+    """
+    return _erfcinv(y)
+
+
 # Owen's T
 
 
