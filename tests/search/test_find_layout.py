@@ -131,7 +131,11 @@ def test_within_two_percent_of_every_layout_of_a_small_step(machine: str, sizes:
 
 def test_what_is_found_is_what_is_compiled_and_computes_the_step() -> None:
     args = mlp(64, 32, 128)
-    found = mw.find_layout(train_step, *args, topology="h100 8", fixed={"data": 4, "model": 2})
+    check_computes(mw.find_layout(train_step, *args, topology="h100 8", fixed={"data": 4, "model": 2}), args)
+
+
+def check_computes(found: Any, args: Any) -> None:
+    """Every layout that was found is compiled to what was simulated, and computes the step."""
     rng = np.random.default_rng(0)
     values = mw.tree.map(lambda s: mnp.asarray(rng.normal(size=s.shape).astype("float32")), args)
     expected = train_step(*values)
@@ -173,9 +177,48 @@ def test_a_scan_is_laid_out_by_its_body() -> None:
 
 
 def test_a_prime_number_of_chips_has_an_answer() -> None:
-    found = mw.find_layout(train_step, *mlp(7 * 512, 512, 2048), topology="h100 7")
-    assert found.best.mesh.shape == {"data": 7}
-    assert found.best.in_shardings[1][0].spec[0] == "data"
+    args = mlp(7 * 512, 512, 2048)
+    even = mw.find_layout(train_step, *args, topology="h100 7", even=True)
+    assert even.best.mesh.shape == {"data": 7}
+    assert even.best.in_shardings[1][0].spec[0] == "data"
+    found = mw.find_layout(train_step, *args, topology="h100 7")
+    assert found.best.seconds < 0.9 * even.best.seconds  # parameters are in parts, too
+
+
+def equal(layout: Any) -> bool:
+    """Whether all arguments are in equal parts."""
+    pairs = zip(mw.tree.leaves(layout.in_shardings), layout.step.types, strict=True)
+    return all(n % k == 0 for s, t in pairs for n, k in zip(t.shape, s.to_tensor_sharding(t.ndim).shards, strict=True))
+
+
+def test_a_batch_of_an_odd_number_of_rows_is_split_as_one_with_one_more() -> None:
+    args, more = mlp(8191, 1024, 4096), mlp(8192, 1024, 4096)
+    on: dict[str, Any] = {"topology": "h100 8", "fixed": {"data": 8}}
+    found = mw.find_layout(train_step, *args, **on)
+    by_hand = simulated({"data": 8}, {"up": P("data"), "down": P(None, "data")}, P("data"), args, "h100 8")
+    assert found.best.seconds <= by_hand
+    assert found.best.seconds <= 1.1 * mw.find_layout(train_step, *more, **on).best.seconds
+    assert not equal(found.best)
+    assert found.bound_seconds <= found.best.seconds
+    assert "\n  has in parts that are not equal: batch[1] 8,191 in 8 of 1,024\n" in found.explain(what_if=False)
+    with pytest.raises(mw.MeshwrightError) as error:
+        found.best.code("jax")
+    assert [line for line in str(error.value).splitlines() if not line.startswith("  at:")] == [
+        "JAX takes arguments in equal parts alone.",
+        "  why:  in this layout batch[1] has 8191 along dim 0, in 8 parts",
+        "  fix:  mw.find_layout(…, even=True), or batch[1] padded to 8192",
+    ]
+    even = mw.find_layout(train_step, *args, **on, even=True)
+    assert all(map(equal, even))
+    assert even.best.seconds > found.best.seconds
+    assert "jax.make_mesh" in even.best.code("jax")
+
+
+def test_uneven_layouts_are_compiled_to_what_was_simulated_and_compute_the_step() -> None:
+    args = mlp(61, 27, 130)
+    found = mw.find_layout(train_step, *args, topology="h100 8", fixed={"data": 4, "model": 2})
+    assert not all(map(equal, found))
+    check_computes(found, args)
 
 
 @pytest.mark.slow

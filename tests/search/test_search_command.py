@@ -228,6 +228,42 @@ def test_a_step_of_a_file_is_traced(text, tmp_path, capsys):
     assert (found["best"]["seconds"], found["strategies"]) == (wanted.best.seconds, wanted.considered)
 
 
+@pytest.mark.parametrize(
+    ("text", "given", "batch"),
+    [
+        ("def model(): return step, mnp.ones((64, 64)), mnp.ones((24, 64))", (), 24),
+        ("def model(): return step, mnp.ones((64, 64)), mnp.ones((24, 64))", ("--batch", "48"), 48),
+        ("def model(): return step, mnp.ones((64, 64)), mnp.ones((1, 64))", (), 1),
+        (
+            "train_step = lambda p, b, config: step(p, b)\nclass Config: pass\n"
+            "def init(key, config): return mnp.ones((64, 64))\n"
+            "def make_batch(key, config): return mnp.ones((24, 64))",
+            (),
+            24,
+        ),
+        (
+            "train_step = lambda p, b, config: step(p, b)\nclass Config: pass\n"
+            "def init(key, config): return mnp.ones((64, 64))\n"
+            "def make_batch(key, config, batch=4): return mnp.ones((batch, 64))",
+            (),
+            512,
+        ),
+        (
+            "from meshwright import dist\n"
+            "model = dist.traced(step, mnp.ones((64, 64)), mnp.ones((24, 64)))",
+            (),
+            24,
+        ),
+        ("from meshwright import dist\nmodel = dist.MLP(2, 64, 24)", (), 24),
+        ("from meshwright import dist\nmodel = dist.GPT(2, 64, 4)", ("--sequence", "16"), 512),
+    ],
+)  # fmt: skip
+def test_a_batch_is_that_of_the_step_unless_another_is_asked_for(text, given, batch, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(STEP + text)
+    assert searched(capsys, str(path), "--chips", "1", "--top", "1", "--json", *given)["batch"] == batch
+
+
 def test_a_file_with_a_loss_alone_is_searched_by_its_gradient(tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(

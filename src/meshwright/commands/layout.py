@@ -21,6 +21,7 @@ from meshwright.search.explained import parts_of, waits_of
 from meshwright.search.layout.explain import memory_of
 from meshwright.search.layout.find import NoLayoutFits, find_layout
 from meshwright.search.layout.found import FoundLayout, FoundLayouts
+from meshwright.search.layout.texts import uneven_dims
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +47,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true",
                         help="say what bounds the best, what others lose, what would make another best")  # fmt: skip
     parser.add_argument("--html", metavar="FILE.html", help="write a picture of where the seconds go")
-    parser.add_argument("--jax", action="store_true", help="print the code for JAX")
+    parser.add_argument("--jax", action="store_true", help="print the code for JAX; arguments are in equal parts then")
+    parser.add_argument("--even", action="store_true", help="only arguments in equal parts, as JAX takes them")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="how many to show (default: 10)")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         with as_typed():
             found = find_layout(
                 step, params, batch, topology=machine, batch_args=1, memory=memory, microbatches=counts,
-                mode=args.mode, progress=lambda mesh: say(f"mesh {mesh} …"),
+                even=args.even or args.jax, mode=args.mode, progress=lambda mesh: say(f"mesh {mesh} …"),
             )  # fmt: skip
     except NoLayoutFits as error:
         error.where = ""  # the line of this command
@@ -115,7 +117,7 @@ def facts(found: FoundLayouts, top: int, hardware: str, explain: bool) -> dict[s
         "layouts": [_facts(one) for one in found.found[:top]],
         **({"explanation": explained} if explain else {}),
         "code": found.best.code(),
-        "jax": found.best.code("jax"),
+        "jax": None if uneven_dims(found.best) else found.best.code("jax"),
     }
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.api.grad import value_and_grad
-from meshwright.arrays.tracing import eval_shape
+from meshwright.arrays.tracing import eval_shape, leaf_type
 from meshwright.commands.programs import SHAPES, SIZES, read_shape
 from meshwright.commands.user_code import kind_of, load, running
+from meshwright.core import tree
 from meshwright.core.program import Program
 from meshwright.errors import MeshwrightError, TextError
 from meshwright.hardware.transformer import TransformerShape
@@ -59,7 +60,14 @@ def read_model(text: str, batch: int) -> MLP | GPT | TransformerShape:
     return MLP(numbers[0], numbers[1], batch) if wanted == 2 else GPT(*numbers)
 
 
-def model_of_file(text: str, settings: str | None) -> Model:
+class FileModel(NamedTuple):
+    """The model of a Python file, and how many samples its step has, if the file says so."""
+
+    model: Model
+    batch: int | None
+
+
+def model_of_file(text: str, settings: str | None) -> FileModel:
     """The model of a Python file: ``FILE.py`` or ``FILE.py:NAME``.
 
     It is the value of that name, or else of ``model``, or else ``Config()``: a `dist` model, a configuration of the
@@ -69,10 +77,13 @@ def model_of_file(text: str, settings: str | None) -> Model:
     path, name, module, value = _value_of_file(text, settings)
     with running(path, path):
         if _is_layered(value):
-            return value  # type: ignore[no-any-return]
+            given = value.rows if isinstance(value, Traced) else value.batch if isinstance(value, MLP) else None
+            return FileModel(value, given)
         step = _step_of(module, value, _TRACED_BATCH)
         if step is not None:
-            return traced(*step)
+            rows = {leaf_type(x).shape[0] for x in tree.leaves(step[2]) if leaf_type(x).ndim}
+            said = isinstance(value, tuple) or "batch" not in inspect.signature(module.make_batch).parameters
+            return FileModel(traced(*step), min(rows) if said and rows else None)
     raise MeshwrightError(
         f"{path} has no model.",
         why=f"{name or 'model'} is {kind_of(value)}, and a model is a dist.GPT, a dist.MLP, a configuration of init, "

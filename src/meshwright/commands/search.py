@@ -28,6 +28,7 @@ from meshwright.search.transformer_plan import transformer_of
 from meshwright.simulate.pipelines import SCHEDULES
 from meshwright.simulate.transformer.strategy import ELSEWHERE, RECOMPUTE, Strategy
 
+BATCH = 512  # samples, or sequences, if nothing is said
 MOST_BATCH = 1 << 32
 STOPPED = 130  # the exit code of what Ctrl-C ends
 FIRST_SECONDS, LINE_SECONDS, BAR_SECONDS = 2.0, 10.0, 0.2  # until something is said, and between
@@ -50,7 +51,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
                         help="instead: mlp:LAYERSxWIDTH, gpt:LAYERSxWIDTHxHEADS, the sizes of a transformer "
                         f"(layers=80,width=8192,…), or one of {NAMED}")  # fmt: skip
     parser.add_argument("--config", metavar="FIELDS", help="fields of the file's configuration: layers=24,dim=1024")
-    parser.add_argument("--batch", type=int, default=512, help="samples or sequences of a step (default: 512)")
+    parser.add_argument("--batch", type=int,
+                        help="samples or sequences of a step (default: of FILE.py's own step as many as it has, else "
+                        f"{BATCH})")  # fmt: skip
     parser.add_argument("--sequence", type=int, metavar="N",
                         help="tokens of a sequence of a transformer (default: 2048; of GPT-2, 1024)")  # fmt: skip
     parser.add_argument("--chips", type=int, metavar="N",
@@ -123,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     for name in ("batch", "chips", "top", "workers", "sequence"):
         check_number(args, name)
-    if args.batch > MOST_BATCH:
+    if args.batch is not None and args.batch > MOST_BATCH:
         raise TextError(f"--batch is {args.batch}.", why=f"it is a number from 1 to {MOST_BATCH}", fix="--batch 512")
     if args.memory is not None and not 0 < args.memory < 1e12:
         raise TextError(f"--memory is {args.memory:g}.", why="it is a number of GB above 0", fix="--memory 80")
@@ -182,9 +185,11 @@ def _model(args: argparse.Namespace) -> Model:
     if args.model is not None:
         if args.config is not None:
             raise TextError("--config is for a FILE.py.", why="--model has its sizes in its name", fix="leave it out")
+        args.batch = args.batch or BATCH
         model: Model = read_model(args.model, args.batch)
     else:
-        model = model_of_file(args.program, args.config)
+        model, own = model_of_file(args.program, args.config)
+        args.batch = args.batch or own or BATCH
     if args.explain and not isinstance(model, Traced) and transformer_of(model) is None:
         raise TextError(
             "--explain is of a transformer, or of a traced step.",

@@ -130,7 +130,7 @@ class _Readable:
         """Whether a way is for tensors: not along the batch, and with parameters in parts."""
         for value, layout in (*zip(first.inputs, way.operands), *zip(first.outputs, way.results)):
             place = place_in(layout)
-            if place >= 0 and self.dims.place(value) == place:
+            if place >= 0 and (self.dims.place(value) == place or value.type.shape[place] % tensor):
                 return False
         value = first.outputs[0]
         if first.kind != "input" or value in self.dims.batch:

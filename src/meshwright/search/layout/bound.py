@@ -180,7 +180,15 @@ class MeshBound:
         have = np.array([[*(self._bits(axes) for axes in lead), *self._of_dims(s)] for lead, s in known])
         need = np.array([[*[0] * len(known[0][0]), *self._of_dims(s)] for s in needs])
         unreduced = np.array([self._bits(a.name for a in s.unreduced) for s in made])
-        return received_shares(network.blocks, have, unreduced, need, used)
+        filled = np.array([way.degree / self._parts(way) for way in self.ways[maker]])
+        rows = [step.inputs[0].type.shape[0] for step, _ in one.links if step.kind == "row"]
+        lengths = Lengths((*rows, *one.read.shape), tuple(self.mesh.shape.values()), filled)
+        return received_shares(network.blocks, have, unreduced, need, used, lengths)
+
+    def _parts(self, way: GroupSplit) -> int:
+        """In how many parts a way has its factors."""
+        summed = {axis.name for s in way.results for axis in s.unreduced}
+        return prod(self.mesh.shape[name] for name in _axes_of(way) | summed)
 
     def _bits(self, names: Iterable[str]) -> int:
         """Axes as the bits of a number."""
@@ -232,7 +240,7 @@ def _multiplied(step: LayoutStep, chip: Chip) -> float:
 
 def _read_bytes(read: Sequence[tuple[int, int]], way: GroupSplit) -> float:
     """What a device reads of operands, by their numbers and bytes."""
-    return sum(nbytes / prod(way.operands[n].shards) for n, nbytes in read)
+    return sum(nbytes / prod(way.operands[n].shards) for n, nbytes in read)  # padding need not be read
 
 
 def _axes_of(way: GroupSplit) -> set[str]:
@@ -247,14 +255,28 @@ def _allowed_ways(step: LayoutStep, mesh: BaseMesh, allowed: Allowed | None) -> 
     return [way for way in ways if allowed(step, way.results[0])] or ways
 
 
+class Lengths(NamedTuple):
+    """The lengths of the dims of a value, the sizes of a mesh's axes, and for each layout that there is how much of it,
+    and of the summands of a sum, is no padding, at least."""
+
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+    filled: np.ndarray
+
+
 def received_shares(
-    blocks: tuple[int, ...], have: np.ndarray, unreduced: np.ndarray, need: np.ndarray, used: np.ndarray
+    blocks: tuple[int, ...],
+    have: np.ndarray,
+    unreduced: np.ndarray,
+    need: np.ndarray,
+    used: np.ndarray,
+    lengths: Lengths | None = None,
 ) -> np.ndarray:
     """The share of a value's bytes that must come into a block of devices, on average over blocks.
 
     ``have`` and ``need`` say for each layout, and each dim, which axes it is split over, as bits of a number, in the
     order of the mesh; ``blocks`` how many blocks there are along each axis; ``unreduced`` over which axes what there is
-    is a partial sum, and ``used`` which axes its reader needs sums over.
+    is a partial sum, and ``used`` which axes its reader needs sums over. Without ``lengths`` all parts are equal.
 
     A block must receive what it needs and does not have. For an element of a sum of ``a`` summands that ``c`` blocks
     need, there are at least ``a - 1`` messages until one block has the sum, and ``c - 1`` to the others.
@@ -270,10 +292,13 @@ def received_shares(
     needed, both = np.ones(len(need)), np.ones((len(have), len(need)))
     for d in range(need.shape[1]):
         needed = needed / sizes[need[:, d]]
-        both = both * together[have[:, d][:, None], need[:, d][None, :]]
+        of = together if lengths is None else _padded_table(blocks, lengths.sizes, lengths.dims[d])
+        both = both * of[have[:, d][:, None], need[:, d][None, :]]
     summands = sizes[unreduced[:, None] & used[None, :]]
+    if lengths is not None:
+        summands = np.where(summands > 1, summands * lengths.filled[:, None], summands)
     summed = needed + (summands - 2) / prod(blocks)
-    return np.where(summands > 1, summed, np.maximum(needed - both, 0.0))
+    return np.maximum(np.where(summands > 1, summed, needed - both), 0.0)
 
 
 @lru_cache(maxsize=256)
@@ -291,6 +316,21 @@ def _tables(blocks: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         first, one, other = (prod(blocks[n] for n in of) for of in (axes[a][:same], axes[a][same:], axes[b][same:]))
         together[a, b] = 1 / (first * (max(one, other) if len(axes[a]) > same < len(axes[b]) else one * other))
     return sizes, together
+
+
+@lru_cache(maxsize=1024)
+def _padded_table(blocks: tuple[int, ...], sizes: tuple[int, ...], length: int) -> np.ndarray:
+    """The most that a part of a dim of a length and another one have in common: of parts that are not equal, as much as
+    the smaller has, with as much of the dim in each device as is in the first."""
+    together = _tables(blocks)[1]
+    if length % prod(sizes) == 0:
+        return together
+    axes = [[n for n in range(len(blocks)) if bits >> n & 1] for bits in range(len(together))]
+    parts = np.array([prod(sizes[n] for n in of) for of in axes])
+    inside = parts / np.array([prod(blocks[n] for n in of) for of in axes])  # devices of one block of chips
+    share = np.minimum(1.0, inside * -(-length // parts) / length)
+    even = length % parts == 0
+    return np.where(even[:, None] & even[None, :], together, np.minimum(share[:, None], share[None, :]))
 
 
 def _stored(step: LayoutStep) -> Iterator[tuple[int, int]]:

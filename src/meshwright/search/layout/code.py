@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshwright.core import tree
-from meshwright.search.layout.texts import heading, spec_text
+from meshwright.core.source import here
+from meshwright.errors import MeshwrightError
+from meshwright.search.layout.texts import heading, spec_text, uneven_dims
 from meshwright.search.layout.written import functions, jax_imports
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ def code_of(layout: FoundLayout, to: str) -> str:
     step = layout.step
     assert step is not None
     jax = to == "jax"
+    if jax:
+        _check_even(layout, step)
     specs = [spec_text(s.spec) for s in tree.leaves(layout.in_shardings)]
     lines = heading(layout.mesh, to, bool(layout.written))
     if layout.written:
@@ -50,6 +54,19 @@ def code_of(layout: FoundLayout, to: str) -> str:
         )
         lines += shown
     return "\n".join(lines)
+
+
+def _check_even(layout: FoundLayout, step: Step) -> None:
+    """Refuse arguments whose parts are not equal, which JAX does not take."""
+    padded = uneven_dims(layout)
+    if padded:
+        one = padded[0]
+        raise MeshwrightError(
+            "JAX takes arguments in equal parts alone.",
+            where=here(),
+            why=f"in this layout {one.name} has {one.length} along dim {one.dim}, in {one.parts} parts",
+            fix=f"mw.find_layout(…, even=True), or {one.name} padded to {one.padded}",
+        )
 
 
 def _out_text(step: Step, part: Any) -> str:

@@ -27,6 +27,8 @@ from meshwright.search.explained import (
     with_chip,
 )
 from meshwright.search.layout.shortened import ShortStep, shortened
+from meshwright.search.layout.texts import uneven_dims
+from meshwright.search.layout.ways import is_splittable
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
 from meshwright.sharding.spec import PartitionSpec
@@ -40,6 +42,7 @@ TRIED = 6000  # equations of the layouts that are simulated again after each cha
 PARTITIONED = 3  # layouts that are partitioned again, for another batch or another number of chips
 SAME = 1e-3  # of the time of a step; constraints that change less than that change nothing
 OTHER = 1e-2  # of the time of a step, by which another layout must be faster after a change to be named
+UNEVEN = 4  # dims that are not in equal parts of which a line is told
 MADE = "made by the step"
 
 
@@ -120,10 +123,19 @@ def explained(found: FoundLayouts, runners_up: int, what_if: bool) -> str:
     gap = best.seconds / found.bound_seconds - 1 if found.bound_seconds else inf
     lines = [f"best: {mesh_text(best.mesh.shape)}: {best.name}", *bound_lines(best.simulation)]
     lines.append(memory_line(rows[0].memory, best.memory))
-    lines.append(f"  no layout in equal parts takes less than {time_text(found.bound_seconds)} ({gap:+.0%})")
+    lines += _uneven(best)
+    lines.append(f"  no layout in the space takes less than {time_text(found.bound_seconds)} ({gap:+.0%})")
     if len(rows) > 1:
         lines += ["", table_of(rows)]
     return "\n".join([*lines, *(["", *what_if_lines(what_ifs(found))] if what_if else [])])
+
+
+def _uneven(layout: FoundLayout) -> list[str]:
+    """A line with what is not in equal parts, if there is anything."""
+    dims = dict.fromkeys(f"{one.name} {one.length:,} in {one.parts} of {one.padded // one.parts:,}"
+                         for one in uneven_dims(layout))  # fmt: skip
+    more = f" and {len(dims) - UNEVEN} more" if len(dims) > UNEVEN else ""
+    return [f"  has in parts that are not equal: {', '.join(list(dims)[:UNEVEN])}{more}"] if dims else []
 
 
 # After a change
@@ -244,11 +256,11 @@ def _meshes(sizes: Mapping[str, int], chips: int) -> Iterator[dict[str, int]]:
 
 
 def _placed(mesh: Mesh, specs: Sequence[PartitionSpec], shapes: Sequence[Any]) -> Iterator[TensorSharding]:
-    """Specs on a mesh, as far as they divide their shapes evenly."""
+    """Specs on a mesh, as far as their shapes can be in so many parts."""
     for spec, shape in zip(specs, shapes, strict=True):
         sharding = NamedSharding(mesh, spec)
         parts = [prod(mesh.shape[a] for a in _axes(entry)) for entry in spec.partitions]
-        if any(size % count for size, count in zip(shape, parts, strict=False)):
+        if not all(map(is_splittable, shape, parts)):  # a spec may be shorter than the shape
             return
         yield sharding.to_tensor_sharding(len(shape))
 

@@ -148,7 +148,7 @@ class FoundLayouts(Charted):
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
                  for row in (heads, *rows)]  # fmt: skip
         gap = self.best.seconds / self.bound_seconds - 1 if self.bound_seconds else inf if self.best.seconds else 0.0
-        bound = f"no layout in equal parts takes less than {time_text(self.bound_seconds)} (the first: {gap:+.0%})"
+        bound = f"no layout in the space takes less than {time_text(self.bound_seconds)} (the first: {gap:+.0%})"
         return "\n".join([*lines, bound])
 
     __str__ = table

@@ -10,7 +10,7 @@ from meshwright.core import tree
 from meshwright.search.layout.found import FoundLayout
 from meshwright.search.layout.searching import SIMULATED, Candidate, LayoutSearch, correct, mesh_of, split_name
 from meshwright.search.layout.usual import Layouts, fsdp, split_batch, usual_layouts
-from meshwright.search.layout.ways import blocks, layouts_of
+from meshwright.search.layout.ways import blocks
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
 
@@ -83,7 +83,7 @@ def _simulate_split_batch(search: LayoutSearch, sizes: Mapping[str, int]) -> Non
     can be, and along the largest."""
     whole = split_batch(search, sizes, False)
     split = [split_batch(search, sizes, True), fsdp(search, whole, mesh_of(sizes).axes, largest=True)]
-    held = sum(t.nbytes / blocks(s) for t, s in zip(search.step.types, whole, strict=True))
+    held = sum(t.nbytes / blocks(s, t) for t, s in zip(search.step.types, whole, strict=True))
     for given in dict.fromkeys([*[whole] * (held <= search.memory), *split]):
         name = "batch" if given == whole else "batch, parameters"
         search.simulated(given, search.machine(sizes), name, {})
@@ -109,7 +109,7 @@ def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -
 def simulate_all(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> bool:
     """Simulate every layout of arguments on meshes of one or two axes, if there are few; whether that was done."""
     meshes = [sizes for sizes in meshes if len(sizes) < 3]
-    spaces = [[layouts_of(t, mesh_of(sizes)) for t in search.step.types] for sizes in meshes]
+    spaces = [[search.layouts(t, mesh_of(sizes)) for t in search.step.types] for sizes in meshes]
     count = sum(prod(map(len, space)) for space in spaces)
     if search.short is not None or count > min(ENUMERATED, MOST_ENUMERATED // max(1, search.equations)):
         return False
@@ -179,7 +179,7 @@ class Changes:
 
     def changed(self, given: Layouts, numbers: Sequence[int]) -> Iterator[Layouts]:
         """Layouts with another sharding of these arguments."""
-        for other in layouts_of(self.search.step.types[numbers[0]], given[0].mesh):
+        for other in self.search.layouts(self.search.step.types[numbers[0]], given[0].mesh):
             if other != given[numbers[0]]:
                 yield tuple(other if n in numbers else s for n, s in enumerate(given))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
+from math import inf, prod
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from meshwright.core.types import TensorType
 from meshwright.partition.cost import MachineCost
 from meshwright.search.layout.graph import LaidValue, LayoutGroup, LayoutStep
 from meshwright.search.layout.moves import move_seconds
-from meshwright.search.layout.ways import GroupWays, Keep, Need, asked_of, blocks, types_of
+from meshwright.search.layout.ways import GroupWays, Keep, Need, asked_of, blocks, summands, types_of
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
@@ -83,8 +83,8 @@ def build(
             times = g.group.count * max(step.times, source.step.times)
             have = maker.layouts[_alike(source, source.step.group, maker.group)]
             if role == number:
-                nbytes = source.type.nbytes
-                moved = [move_seconds(nbytes, h, n, cost) for h, n in zip(have, needs, strict=True)]
+                t, pairs = source.type, zip(have, needs, strict=True)
+                moved = [move_seconds(max(_padded(t, h), _padded(t, n)), h, n, cost) for h, n in pairs]
                 seconds[number] = seconds[number] + times * np.array(moved)
                 continue
             table = times * _table(source.type, have, needs, cost)
@@ -118,7 +118,7 @@ def _bytes(alive: Sequence[LaidValue], groups: Sequence[GroupWays]) -> list[np.n
         if group is not None:
             g = groups[group.role]
             layouts = g.layouts[_alike(value, group, g.group)]
-            found[group.role] += value.weight * value.type.nbytes / np.array([blocks(s) for s in layouts], float)
+            found[group.role] += value.weight * value.type.nbytes / np.array([summands(s, value.type) for s in layouts])
     return found
 
 
@@ -135,13 +135,20 @@ def _table(
 ) -> np.ndarray:
     """The seconds of a value from each layout into each."""
     rows, columns = dict.fromkeys(have), dict.fromkeys(needs)
-    small = _seconds_between(t.nbytes, tuple(rows), tuple(columns), cost)
+    small = _seconds_between(t, tuple(rows), tuple(columns), cost)
     at = {s: n for n, s in enumerate(rows)}, {s: n for n, s in enumerate(columns)}
     return small[np.ix_([at[0][h] for h in have], [at[1][n] for n in needs])]
 
 
 @lru_cache(maxsize=1 << 14)
 def _seconds_between(
-    nbytes: int, have: tuple[TensorSharding, ...], needs: tuple[TensorSharding, ...], cost: MachineCost
+    t: TensorType, have: tuple[TensorSharding, ...], needs: tuple[TensorSharding, ...], cost: MachineCost
 ) -> np.ndarray:
-    return np.array([[move_seconds(nbytes, h, n, cost) + (h != n) * CHANGED for n in needs] for h in have])
+    wide = {s: _padded(t, s) for s in (*have, *needs)}
+    moved = [[move_seconds(max(wide[h], wide[n]), h, n, cost) + (h != n) * CHANGED for n in needs] for h in have]
+    return np.array(moved)
+
+
+def _padded(t: TensorType, s: TensorSharding) -> float:
+    """The bytes of a value with the padding that it has in a layout."""
+    return t.nbytes * (prod(s.shards) / blocks(s, t))

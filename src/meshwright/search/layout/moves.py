@@ -15,7 +15,7 @@ from meshwright.sharding.axes import Axes
 from meshwright.sharding.named import TensorSharding
 
 
-def move_seconds(nbytes: int, have: TensorSharding, need: TensorSharding, cost: MachineCost) -> float:
+def move_seconds(nbytes: float, have: TensorSharding, need: TensorSharding, cost: MachineCost) -> float:
     """The seconds to bring a value of so many bytes from one layout into another; infinite for none into summands."""
     if have is need:
         return 0.0

@@ -11,19 +11,22 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from meshwright.core.program import Program, Var
+from meshwright.core.types import TensorType
 from meshwright.hardware.machines import machine_for
 from meshwright.hardware.topology import Topology
 from meshwright.partition.cost import MachineCost
+from meshwright.partition.layouts import is_even
 from meshwright.search.layout.bound import StepBound, least_of
 from meshwright.search.layout.expected import Expected
 from meshwright.search.layout.found import FoundLayout
-from meshwright.search.layout.graph import LaidValue, alive_at_peak, read_graph
+from meshwright.search.layout.graph import LaidValue, LayoutStep, alive_at_peak, read_graph
 from meshwright.search.layout.model import LayoutModel, build
 from meshwright.search.layout.roles import assign_roles
 from meshwright.search.layout.shortened import Specs, shortened
 from meshwright.search.layout.solve import IMPOSSIBLE, Chosen, Pairs, best_choice
 from meshwright.search.layout.step import Step
-from meshwright.sharding.mesh import Mesh
+from meshwright.search.layout.ways import GroupSplit, layouts_of
+from meshwright.sharding.mesh import BaseMesh, Mesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.simulate.machine import Machine
@@ -53,11 +56,12 @@ class Candidate(NamedTuple):
 
 
 class LayoutSearch:
-    """A step on a machine, read once, and what is found of it on each mesh; ``evenly`` are the seconds of its kernels
-    as one device has them, each split as well as it can be."""
+    """A step on a machine, read once, and what is found of it on each mesh, with arguments in equal parts alone if they
+    are to be ``even``; ``evenly`` are the seconds of its kernels as one device has them, each split as well as it can
+    be."""
 
-    def __init__(self, step: Step, topology: Topology, memory: float, mode: str) -> None:
-        self.step, self.topology, self.memory, self.mode = step, topology, memory, mode
+    def __init__(self, step: Step, topology: Topology, memory: float, mode: str, even: bool = False) -> None:
+        self.step, self.topology, self.memory, self.mode, self.even = step, topology, memory, mode, even
         one = Machine(machine_for(topology.chip, {}, "program"), {}, mode)
         self.short = short = shortened(step)
         if short is None:
@@ -81,8 +85,20 @@ class LayoutSearch:
         if key not in self.models:
             machine, mesh = self.machine(sizes), mesh_of(sizes)
             cost = MachineCost(self.topology.chip, machine, mesh)
-            self.models[key] = build(self.alive, self.roles, mesh, cost, self.returned)
+            self.models[key] = build(self.alive, self.roles, mesh, cost, self.returned, self.is_allowed)
         return self.models[key]
+
+    def is_allowed(self, first: LayoutStep, way: GroupSplit) -> bool:
+        """Whether a way of a group is looked at."""
+        return first.kind != "input" or self.is_for_arguments(first.outputs[0].type, way.results[0])
+
+    def is_for_arguments(self, t: TensorType, s: TensorSharding) -> bool:
+        """Whether an argument may be laid out so."""
+        return not self.even or is_even(s, t.shape)
+
+    def layouts(self, t: TensorType, mesh: BaseMesh) -> list[TensorSharding]:
+        """The layouts that an argument may have."""
+        return [s for s in layouts_of(t, mesh) if self.is_for_arguments(t, s)]
 
     @cached_property
     def returned(self) -> list[tuple[LaidValue, LaidValue]]:
@@ -109,7 +125,8 @@ class LayoutSearch:
     def bound(self, meshes: Sequence[Mapping[str, int]]) -> float:
         """The seconds that no layout on these meshes is below."""
         step = StepBound(self.graph, self.returned, self.topology.chip)
-        found = [step.on(self.machine(sizes), mesh_of(sizes)) for sizes in meshes]
+        allowed = lambda of, s: self.is_for_arguments(of.outputs[0].type, s)
+        found = [step.on(self.machine(sizes), mesh_of(sizes), allowed) for sizes in meshes]
         return least_of(found)
 
     @property

@@ -1,9 +1,39 @@
-"""Pieces of the code that a layout is printed as."""
+"""Pieces of the texts and of the code that a layout is printed as."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshwright.core import tree
 from meshwright.sharding.mesh import Mesh
+from meshwright.sharding.placement import block_size
 from meshwright.sharding.spec import PartitionSpec
+
+if TYPE_CHECKING:
+    from meshwright.search.layout.found import FoundLayout
+
+
+class UnevenDim(NamedTuple):
+    """A dim of an argument, by its name, in so many parts of which the last are smaller, and what it would be with
+    padding."""
+
+    name: str
+    dim: int
+    length: int
+    parts: int
+    padded: int
+
+
+def uneven_dims(layout: FoundLayout) -> list[UnevenDim]:
+    """The dims of arguments that are not in equal parts."""
+    step = layout.step
+    assert step is not None
+    found = []
+    for name, s, t in zip(step.leaf_names, tree.leaves(layout.in_shardings), step.types, strict=True):
+        for dim, (length, parts) in enumerate(zip(t.shape, s.to_tensor_sharding(t.ndim).shards, strict=True)):
+            if length % parts:
+                found.append(UnevenDim(name, dim, length, parts, parts * block_size(length, parts)))
+    return found
 
 
 def heading(mesh: Mesh, to: str, constraints: bool = True) -> list[str]:

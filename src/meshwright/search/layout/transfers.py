@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from meshwright.core.facts import Across, Fusion
 from meshwright.core.op import No, fusion_of, is_elementwise
+from meshwright.core.types import TensorType
 from meshwright.partition.choose import groups_of
 from meshwright.partition.layouts import layout
 from meshwright.search.layout.graph import LaidValue, LayoutGraph, LayoutStep, is_product
@@ -42,6 +43,12 @@ class ValueTransfer(NamedTuple):
     times: float
     share: float
     linear: bool
+
+    @property
+    def read(self) -> TensorType:
+        """The type of what the reader needs."""
+        of = self.reader.outputs[0] if self.number is None else self.reader.inputs[self.number]
+        return of.type
 
 
 class _Path(NamedTuple):

@@ -11,8 +11,9 @@ from math import prod
 from typing import NamedTuple
 
 from meshwright.core.types import TensorType
-from meshwright.partition.layouts import layout
+from meshwright.partition.layouts import is_even, layout
 from meshwright.search.layout.searching import LayoutSearch, mesh_of
+from meshwright.search.layout.ways import is_splittable
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.named import TensorSharding
 
@@ -45,7 +46,7 @@ def split_batch(
     """The batch in parts over all axes, with parameters whole or in parts, too: along the first dim that can be.
     ``batch`` are leaves of arguments, if it is not all of the step's that may be one."""
     axes, batch = mesh_of(sizes).axes, search.step.batch if batch is None else batch
-    whole = tuple(_rows(t, axes, sizes) if n in batch else layout(mesh_of(sizes), ((),) * t.ndim)
+    whole = tuple(_rows(search, t, axes, sizes) if n in batch else layout(mesh_of(sizes), ((),) * t.ndim)
                   for n, t in enumerate(search.step.types))  # fmt: skip
     return fsdp(search, whole, axes, largest=False) if split else whole
 
@@ -75,9 +76,9 @@ def _both(
     """The batch in parts along some axes, and tensor parallel along another; parameters in parts along the last of
     those of the batch."""
     step = search.step
-    rows = [_rows(t, data, sizes) for t in step.types]
+    rows = [_rows(search, t, data, sizes) for t in step.types]
 
-    longer = [_with(s, 1, [model], t) if t.ndim > 1 else s for s, t in zip(rows, step.types, strict=True)]
+    longer = [_with(search, s, 1, [model], t) if t.ndim > 1 else s for s, t in zip(rows, step.types, strict=True)]
     for every in (False, True):  # parameter that is a matrix, or as it is estimated to be faster
 
         def along_model(n: int, s: TensorSharding, every: bool = every) -> bool:
@@ -99,20 +100,20 @@ def _axes(s: TensorSharding) -> set[str]:
     return {axis.name for dim in s.dims for axis in dim.axes}
 
 
-def _rows(t: TensorType, axes: Sequence[AxisRef], sizes: Mapping[str, int]) -> TensorSharding:
+def _rows(search: LayoutSearch, t: TensorType, axes: Sequence[AxisRef], sizes: Mapping[str, int]) -> TensorSharding:
     """A value with its first dim in parts over axes, if it can be."""
     whole = layout(mesh_of(sizes), ((),) * t.ndim)
-    return _with(whole, 0, axes, t) if t.ndim else whole
+    return _with(search, whole, 0, axes, t) if t.ndim else whole
 
 
-def _with(s: TensorSharding, dim: int, axes: Sequence[AxisRef], t: TensorType) -> TensorSharding:
-    """A layout with axes added to a dim, if that divides it evenly."""
+def _with(search: LayoutSearch, s: TensorSharding, dim: int, axes: Sequence[AxisRef], t: TensorType) -> TensorSharding:
+    """A layout with axes added to a dim, if that can be in so many parts."""
     dims = [d.axes for d in s.dims]
-    parts = prod(axis.size for axis in (*dims[dim], *axes))
-    if not t.shape[dim] or t.shape[dim] % parts:
+    if not t.shape[dim] or not is_splittable(t.shape[dim], prod(axis.size for axis in (*dims[dim], *axes))):
         return s
     dims[dim] = (*dims[dim], *axes)
-    return layout(s.mesh, tuple(dims))
+    found = layout(s.mesh, tuple(dims))
+    return found if search.is_for_arguments(t, found) else s
 
 
 def fsdp(search: LayoutSearch, given: Layouts, axes: Sequence[AxisRef], largest: bool) -> Layouts:
@@ -120,9 +121,10 @@ def fsdp(search: LayoutSearch, given: Layouts, axes: Sequence[AxisRef], largest:
     can be, or along the largest of these."""
     found = []
     for n, (s, t) in enumerate(zip(given, search.step.types, strict=True)):
-        dims = [d for d in range(t.ndim) if not s.dims[d].axes and _with(s, d, axes, t) != s]
+        dims = [d for d in range(t.ndim) if not s.dims[d].axes and _with(search, s, d, axes, t) != s]
         if n in search.step.batch or t.ndim < 2 or not dims:
             found.append(s)
         else:
-            found.append(_with(s, max(dims, key=lambda d: t.shape[d]) if largest else dims[0], axes, t))
+            even = [d for d in dims if is_even(_with(search, s, d, axes, t), t.shape)] or dims
+            found.append(_with(search, s, max(even, key=lambda d: t.shape[d]) if largest else even[0], axes, t))
     return tuple(found)

@@ -26,17 +26,19 @@ from meshwright.search.layout.graph import LaidValue, LayoutGroup, LayoutStep
 from meshwright.sharding.axes import Axes, AxisRef
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
+from meshwright.sharding.placement import block_size
 
 Params = tuple[tuple[str, Any], ...]
 Types = tuple[TensorType, ...]
 
 
 class GroupSplit(NamedTuple):
-    """One way to split a group: the layouts of the operands and results of its first step, and by how much."""
+    """One way to split a group: the layouts of the operands and results of its first step, and how many times smaller
+    a device's share of that is."""
 
     operands: tuple[TensorSharding, ...]
     results: tuple[TensorSharding, ...]
-    degree: int
+    degree: float
 
 
 class Followed(NamedTuple):
@@ -52,7 +54,7 @@ Need = tuple[LaidValue, list[TensorSharding], LayoutStep]  # what a step asks of
 
 @lru_cache(maxsize=65536)
 def _assignments(rule: FactorRule, separable: frozenset[int], mesh: BaseMesh) -> tuple[Assignment, ...]:
-    """Every assignment of axes to factors that divide, in the order of the mesh."""
+    """Every assignment of axes to factors that can be in so many parts, in the order of the mesh."""
     factors = [f for f in sorted(separable) if rule.sizes[f] > 1]
     axes = [axis for axis in mesh.axes if axis.size > 1]
     found = []
@@ -61,9 +63,18 @@ def _assignments(rule: FactorRule, separable: frozenset[int], mesh: BaseMesh) ->
         for axis, factor in zip(axes, spots, strict=True):
             if factor is not None:
                 given[factor] = (*given.get(factor, ()), axis)
-        if all(rule.sizes[f] % prod(a.size for a in of) == 0 for f, of in given.items()):
+        if all(is_splittable(rule.sizes[f], prod(a.size for a in of)) for f, of in given.items()):
             found.append(given)
     return tuple(found)
+
+
+def is_splittable(size: int, parts: int) -> bool:
+    """Whether a dim is looked at in so many parts: they are equal, or less than a quarter of them together is padding.
+
+    >>> is_splittable(50257, 8), is_splittable(12, 4), is_splittable(12, 8), is_splittable(1, 2)
+    (True, True, False, False)
+    """
+    return size % parts == 0 or 4 * size > 3 * parts * block_size(size, parts)
 
 
 def split_rule(step: LayoutStep) -> Numbered:
@@ -101,12 +112,13 @@ def _way(rule: Numbered, types: Types, count: int, given: Assignment, mesh: Base
     reduced = tuple(axis for factor in sorted(rule.reduced) for axis in given.get(factor, ()))
     operands = tuple(layout(mesh, d) for d in dims[:count])
     results = tuple(layout(mesh, d, reduced, rule.combine if reduced else "sum") for d in dims[count:])
-    return GroupSplit(operands, results, prod(axis.size for axes in given.values() for axis in axes))
+    parts = {factor: prod(axis.size for axis in axes) for factor, axes in given.items()}
+    return GroupSplit(operands, results, prod(times_smaller(rule.rule.sizes[f], count) for f, count in parts.items()))
 
 
 @lru_cache(maxsize=65536)
 def layouts_of(t: TensorType, mesh: BaseMesh) -> tuple[TensorSharding, ...]:
-    """Every layout of a value in which devices hold equal blocks."""
+    """Every layout of a value in which its dims are splittable."""
     rule = FactorRule.identity(t.shape)
     found = [
         tuple(given.get(d, ()) for d in range(t.ndim)) for given in _assignments(rule, frozenset(range(t.ndim)), mesh)
@@ -121,13 +133,12 @@ def followed(op: Op, operands: Types, results: Types, params: Params, main: int,
     shapes, count = shapes_of(rule.rule)
     given = {}
     for factor, (axes, overflow, _, _) in project(shapes[main], have).items():
-        if not overflow and factor in rule.separable and _divides(rule.rule.sizes[factor], axes):
+        if not overflow and factor in rule.separable and _are_whole(rule.rule.sizes[factor], axes):
             given[factor] = axes
     mesh = have.mesh
-    way = _way(rule, (*operands, *results), count, given, mesh)
-    if way is None:
-        way = _way(rule, (*operands, *results), count, {}, mesh)
-        assert way is not None
+    even = {f: axes for f, axes in given.items() if rule.rule.sizes[f] % prod(axis.size for axis in axes) == 0}
+    tried = (_way(rule, (*operands, *results), count, one, mesh) for one in (given, even, {}))
+    way = next(one for one in tried if one is not None)
     if have.unreduced and any(group.operands == (main,) for group in groups_of(op, operands, results, params)):
         used = {a.name for r in way.results for d in r.dims for a in d.axes}
         if not used & {a.name for a in have.unreduced} and not any(r.unreduced for r in way.results):
@@ -148,21 +159,32 @@ def asked_of(
     given = {
         factor: axes
         for factor, (axes, overflow, _, _) in project(shapes[count], need).items()
-        if not overflow and factor in shapes[number].factors and _divides(rule.sizes[factor], axes)
+        if not overflow and factor in shapes[number].factors and _are_whole(rule.sizes[factor], axes)
     }
     dims = split_dims(shapes[number].dims, shapes[number].sizes, given, operands[number])
     return layout(need.mesh, dims) if dims is not None else replicated(need.mesh, operands[number].ndim)
 
 
-def _divides(size: int, axes: Axes) -> bool:
-    """Whether whole axes cut a factor into equal blocks."""
-    return bool(axes) and all(axis.is_full for axis in axes) and size % prod(axis.size for axis in axes) == 0
+def _are_whole(size: int, axes: Axes) -> bool:
+    """Whether these are whole axes, into whose parts a factor is splittable."""
+    return bool(axes) and all(axis.is_full for axis in axes) and is_splittable(size, prod(a.size for a in axes))
+
+
+def times_smaller(size: int, parts: int) -> float:
+    """How many times smaller than a dim one of its parts is, padding included."""
+    return parts if size % parts == 0 else size / block_size(size, parts)
 
 
 @lru_cache(maxsize=65536)
-def blocks(s: TensorSharding) -> int:
-    """How many different blocks, or summands of blocks, devices hold."""
-    return prod(s.shards) * prod(axis.size for axis in s.unreduced)
+def blocks(s: TensorSharding, t: TensorType) -> float:
+    """How many times smaller than a value a device's block is, padding included."""
+    return prod(map(times_smaller, t.shape, s.shards))
+
+
+@lru_cache(maxsize=65536)
+def summands(s: TensorSharding, t: TensorType) -> float:
+    """How many times smaller than all summands of a value what a device has of them is."""
+    return blocks(s, t) * prod(axis.size for axis in s.unreduced)
 
 
 def types_of(step: LayoutStep) -> tuple[Types, Types, Params]:
@@ -220,7 +242,7 @@ class GroupWays:
             self.layouts[step.outputs[0]] = have
             for n, value in enumerate(step.inputs):
                 self.needs.append((value, [asked_of(step.eqn.op, operands, results, params, n, s) for s in have], step))
-            degrees = np.array([blocks(s) for s in have], float)
+            degrees = np.array([summands(s, step.outputs[0].type) for s in have], float)
         else:
             assert step.eqn is not None
             operands, results, params = types_of(step)
@@ -230,7 +252,7 @@ class GroupWays:
                 self.layouts[value] = [one.results[n] for one in found]
             for n, value in enumerate(step.inputs):
                 self.needs.append((value, [one.operands[n] for one in found], step))
-            degrees = np.array([blocks(one.results[0]) for one in found], float)
+            degrees = np.array([summands(one.results[0], step.outputs[0].type) for one in found], float)
         self.seconds += step.times * np.maximum(step.seconds / degrees, self.reading(step))
 
     def reading(self, step: LayoutStep) -> np.ndarray | float:
@@ -239,7 +261,7 @@ class GroupWays:
         if not step.seconds or step.eqn is None or fusion_of(step.eqn) is not Fusion.CONTRACTION:
             return 0.0
         given = [(value, needs) for value, needs, of in self.needs if of is step and not _inside(value, step)]
-        shares = [value.type.nbytes / np.array([prod(s.shards) for s in needs], float) for value, needs in given]
+        shares = [value.type.nbytes / np.array([blocks(s, value.type) for s in needs]) for value, needs in given]
         total: np.ndarray | float = sum(shares, 0.0)
         return total / self.memory_bytes_per_s
 
@@ -252,10 +274,11 @@ def _inside(value: LaidValue, step: LayoutStep) -> bool:
 def splits_of(first: LayoutStep, mesh: BaseMesh) -> list[GroupSplit]:
     """The ways of a group, which are those of its first step."""
     if first.eqn is None:
-        found = layouts_of(first.outputs[0].type, mesh)
+        t = first.outputs[0].type
+        found = layouts_of(t, mesh)
         if first.kind == "stack":
-            return [GroupSplit((_row(s),), (s,), blocks(s)) for s in found if not s.dims[0].axes]
-        return [GroupSplit((_with_rows(s) if first.kind == "row" else s,), (s,), blocks(s)) for s in found]
+            return [GroupSplit((_row(s),), (s,), blocks(s, t)) for s in found if not s.dims[0].axes]
+        return [GroupSplit((_with_rows(s) if first.kind == "row" else s,), (s,), blocks(s, t)) for s in found]
     operands, results, _ = types_of(first)
     if isinstance(first.eqn.op.factors, No):
         whole = [tuple(replicated(mesh, t.ndim) for t in types) for types in (operands, results)]
