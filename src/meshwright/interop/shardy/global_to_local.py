@@ -14,7 +14,8 @@ from typing import Any
 from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.communication import resharded, reshards_to_collectives
 from meshwright.interop.shardy.explicit_reshards import insert_reshards, same_placement
-from meshwright.interop.shardy.local_collectives import COLLECTIVES, LocalCollectives, zeros
+from meshwright.interop.shardy.local_collectives import COLLECTIVES, LocalCollectives
+from meshwright.interop.shardy.made_ops import constant_of, zeros
 from meshwright.interop.shardy.mesh_passes import inlined
 from meshwright.interop.shardy.module_shardings import filled_text, per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, walk
@@ -316,11 +317,11 @@ class _Converter:
             return
         with ir.InsertionPoint(op), op.location:
             if whole == str(local) or not value.startswith(("dense<[", 'dense<"')):
-                new = _constant_of(f"{value} : {local}", str(local))
+                new = constant_of(f"{value} : {local}", str(local))
             else:
                 assert sharding is not None
                 axes = [dim.axes for dim in sharding.dims]
-                new = self._collectives.part(_constant_of(text, whole), sharding.mesh, axes, local.shape)
+                new = self._collectives.part(constant_of(text, whole), sharding.mesh, axes, local.shape)
         self._replace(op, new, shardings)
 
     def _reduce(self, op: Any, shardings: dict[Any, TensorSharding | None]) -> None:
@@ -392,14 +393,6 @@ def _value_text(op: Any) -> str:
     except TypeError:
         printed = str(op)
         return printed[printed.rindex("dense<") :].strip()
-
-
-def _constant_of(text: str, type: str) -> Any:
-    from jaxlib.mlir import ir
-
-    made = ir.Operation.parse(f'%0 = "stablehlo.constant"() <{{value = {text}}}> : () -> {type}')
-    ir.InsertionPoint.current.insert(made)
-    return made.operation.results[0]
 
 
 def _inline(op: Any) -> None:

@@ -12,6 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
+from meshwright.interop.shardy.made_ops import (
+    constant,
+    dense,
+    int_array,
+    int_attribute,
+    made_op,
+    reshaped,
+    tensor,
+    transposed,
+    zeros,
+)
 from meshwright.interop.stablehlo.context import integer
 from meshwright.sharding.axes import Axes, AxisRef, merged, total_size
 from meshwright.sharding.mesh import BaseMesh
@@ -44,24 +55,24 @@ class LocalCollectives:
     def offset(self, mesh: BaseMesh, axes: Axes, size: int) -> Any:
         """The first index of this device's part of a dim that is split over some axes into parts of a size."""
         if total_size(axes) == 1:
-            return _constant(np.int32(0))
+            return constant(np.int32(0))
         return self._looked_up(mesh, (indices(mesh, axes) * size).astype(np.int32))
 
     def _looked_up(self, mesh: BaseMesh, table: NDArray[Any]) -> Any:
         """What a table has for this device's position on a mesh."""
-        device = _op("stablehlo.partition_id", [], [_tensor((), "ui32")])
+        device = made_op("stablehlo.partition_id", [], [tensor((), "ui32")])
         by_device = np.empty_like(table)
-        by_device[_devices(mesh)] = table
-        known = _constant(by_device)
-        made = _tensor((1,), known.type.element_type)
-        one = _op("stablehlo.dynamic_slice", [known, device], [made], slice_sizes=_array([1]))
+        by_device[devices(mesh)] = table
+        known = constant(by_device)
+        made = tensor((1,), known.type.element_type)
+        one = made_op("stablehlo.dynamic_slice", [known, device], [made], slice_sizes=int_array([1]))
         return reshaped(one, ())
 
     def part(self, value: Any, mesh: BaseMesh, axes: Sequence[Axes], shape: Sequence[int]) -> Any:
         """This device's part of a value, of which each dim is split over some axes."""
         starts = [self.offset(mesh, dim, size) for dim, size in zip(axes, shape, strict=True)]
-        made = _tensor(shape, value.type.element_type)
-        return _op("stablehlo.dynamic_slice", [value, *starts], [made], slice_sizes=_array(shape))
+        made = tensor(shape, value.type.element_type)
+        return made_op("stablehlo.dynamic_slice", [value, *starts], [made], slice_sizes=int_array(shape))
 
     def _groups(self, mesh: BaseMesh, axes: Axes) -> Any:
         from jaxlib.mlir import ir
@@ -69,7 +80,7 @@ class LocalCollectives:
         if self._by_axes:
             written = ", ".join(map(_axis_text, merged(axes)))
             return ir.Attribute.parse(f"#stablehlo.replica_group_mesh_axes<mesh = @{mesh.name}, axes = [{written}]>")
-        return _dense(groups(mesh, axes))
+        return dense(groups(mesh, axes))
 
     def _channel(self) -> Any:
         from jaxlib.mlir import ir
@@ -89,7 +100,7 @@ class LocalCollectives:
         element = value.type.element_type
         made = ir.Operation.create(
             name,
-            results=[_tensor(shape, element)],
+            results=[tensor(shape, element)],
             operands=[value],
             regions=1,
             attributes={
@@ -99,10 +110,10 @@ class LocalCollectives:
                 **more,
             },
         )
-        scalar = _tensor((), element)
+        scalar = tensor((), element)
         block = made.regions[0].blocks.append(scalar, scalar)
         with ir.InsertionPoint(block):
-            both = _op(_COMBINED_BY[how], list(block.arguments), [scalar])
+            both = made_op(_COMBINED_BY[how], list(block.arguments), [scalar])
             ir.Operation.create("stablehlo.return", operands=[both])
         return made.result
 
@@ -112,7 +123,7 @@ class LocalCollectives:
             if axes:
                 shape = list(value.type.shape)
                 shape[dim] //= total_size(axes)
-                number = _integer(dim)
+                number = int_attribute(dim)
                 value = self._reduced(
                     "stablehlo.reduce_scatter", value, source.mesh, axes, _reduction(op),
                     shape=shape, scatter_dimension=number,
@@ -132,7 +143,7 @@ class LocalCollectives:
         order = [
             n for dim in range(len(shape)) for n in (*(k for k, d in enumerate(split) if d == dim), len(split) + dim)
         ]
-        value = _transposed(value, order)
+        value = transposed(value, order)
         return reshaped(value, [n * total_size(axes) for n, axes in zip(shape, lists, strict=True)])
 
     def _gathered(self, value: Any, mesh: BaseMesh, axes: Axes, dim: int) -> Any:
@@ -140,11 +151,11 @@ class LocalCollectives:
 
         shape = list(value.type.shape)
         shape[dim] *= total_size(axes)
-        return _op(
+        return made_op(
             "stablehlo.all_gather",
             [value],
-            [_tensor(shape, value.type.element_type)],
-            all_gather_dim=_integer(dim),
+            [tensor(shape, value.type.element_type)],
+            all_gather_dim=int_attribute(dim),
             channel_handle=self._channel(),
             replica_groups=self._groups(mesh, axes),
             use_global_device_ids=ir.UnitAttr.get(),
@@ -163,13 +174,13 @@ class LocalCollectives:
             shape = list(value.type.shape)
             shape[split] //= size
             shape[gathered] *= size
-            value = _op(
+            value = made_op(
                 "stablehlo.all_to_all",
                 [value],
-                [_tensor(shape, value.type.element_type)],
-                split_dimension=_integer(split),
-                concat_dimension=_integer(gathered),
-                split_count=_integer(size),
+                [tensor(shape, value.type.element_type)],
+                split_dimension=int_attribute(split),
+                concat_dimension=int_attribute(gathered),
+                split_count=int_attribute(size),
                 channel_handle=self._channel(),
                 replica_groups=self._groups(source.mesh, axes),
             )
@@ -177,11 +188,11 @@ class LocalCollectives:
 
     def collective_permute(self, op: Any, source: TensorSharding, target: TensorSharding) -> Any:
         value = op.operands[0]
-        return _op(
+        return made_op(
             "stablehlo.collective_permute",
             [value],
             [value.type],
-            source_target_pairs=_dense(permuted_pairs(source, target)),
+            source_target_pairs=dense(permuted_pairs(source, target)),
             channel_handle=self._channel(),
         )
 
@@ -196,7 +207,7 @@ class LocalCollectives:
         if target.reduction != "sum" or total_size(axes) == 1:
             return value
         first = self._looked_up(target.mesh, indices(target.mesh, axes) == 0)
-        return _op("stablehlo.select", [first, value, zeros(value.type)], [value.type])
+        return made_op("stablehlo.select", [first, value, zeros(value.type)], [value.type])
 
     def sharded_to_unreduced(self, op: Any, source: TensorSharding, target: TensorSharding) -> Any:
         lists = _axis_lists(op.attributes["axes"], target.mesh)
@@ -205,8 +216,8 @@ class LocalCollectives:
         value = op.operands[0]
         shape = list(value.type.shape)
         starts = [self.offset(target.mesh, axes, size) for axes, size in zip(lists, shape, strict=True)]
-        whole = _tensor([n * total_size(axes) for n, axes in zip(shape, lists, strict=True)], value.type.element_type)
-        return _op("stablehlo.dynamic_update_slice", [zeros(whole), value, *starts], [whole])
+        whole = tensor([n * total_size(axes) for n, axes in zip(shape, lists, strict=True)], value.type.element_type)
+        return made_op("stablehlo.dynamic_update_slice", [zeros(whole), value, *starts], [whole])
 
     def _gathered_from(self, value: Any, lists: Sequence[Axes], mesh: BaseMesh) -> Any:
         for dim, axes in enumerate(lists):
@@ -253,14 +264,14 @@ def groups(mesh: BaseMesh, axes: Axes) -> NDArray[np.int64]:
     along = indices(mesh, axes)
     first = np.arange(len(along)) - sum(indices(mesh, [axis]) * _stride(mesh, axis) for axis in axes)
     order = np.lexsort((along, first))
-    return _devices(mesh)[order].reshape(-1, total_size(axes))
+    return devices(mesh)[order].reshape(-1, total_size(axes))
 
 
 def permuted_pairs(source: TensorSharding, target: TensorSharding) -> NDArray[np.int64]:
     """From which device each takes its part: of those that hold it, each gives it to one."""
     held, wanted = (indices(s.mesh, [axis for dim in s.dims for axis in dim.axes]) for s in (source, target))
-    givers = _devices(source.mesh)[np.argsort(held, kind="stable")]
-    takers = _devices(target.mesh)[np.argsort(wanted, kind="stable")]
+    givers = devices(source.mesh)[np.argsort(held, kind="stable")]
+    takers = devices(target.mesh)[np.argsort(wanted, kind="stable")]
     pairs = np.stack([givers, takers], axis=1)
     return pairs[np.argsort(pairs[:, 0], kind="stable")]
 
@@ -272,7 +283,7 @@ def _stride(mesh: BaseMesh, axis: AxisRef) -> int:
     return minor * (axis.whole // (axis.pre * axis.size))
 
 
-def _devices(mesh: BaseMesh) -> NDArray[np.int64]:
+def devices(mesh: BaseMesh) -> NDArray[np.int64]:
     """The device at each position."""
     return np.arange(prod(mesh.shape.values())) if mesh.order is None else np.array(mesh.order)
 
@@ -305,71 +316,6 @@ def _exchanges(attribute: Any, mesh: BaseMesh) -> list[tuple[Axes, int, int]]:
 
 
 # StableHLO
-
-
-def _op(name: str, operands: list[Any], results: list[Any], **attributes: Any) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.Operation.create(name, results=results, operands=operands, attributes=attributes).result
-
-
-def _parsed(text: str) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.Attribute.parse(text)
-
-
-def _tensor(shape: Sequence[int], element: Any) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.RankedTensorType.get(shape, ir.Type.parse(element) if isinstance(element, str) else element)
-
-
-def _array(numbers: Sequence[int]) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.DenseI64ArrayAttr.get(numbers)
-
-
-def _integer(number: int) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number)
-
-
-def _dense(numbers: Any) -> Any:
-    from jaxlib.mlir import ir
-
-    return ir.DenseElementsAttr.get(np.asarray(numbers))  # type: ignore[call-overload]
-
-
-def _constant(value: Any) -> Any:
-    from jaxlib.mlir import ir
-
-    if value.dtype == bool:
-        listed = ", ".join("true" if one else "false" for one in value)
-        attribute = ir.Attribute.parse(f"dense<[{listed}]> : tensor<{len(value)}xi1>")
-    else:
-        attribute = _dense(value)
-    return _op("stablehlo.constant", [], [attribute.type], value=attribute)
-
-
-def zeros(type: Any) -> Any:
-    """Zeros of a type."""
-    element = str(type.element_type)
-    zero = "(0.0,0.0)" if element.startswith("complex") else "0" if element.startswith(("i", "ui", "si")) else "0.0"
-    zero = "false" if element == "i1" else zero
-    return _op("stablehlo.constant", [], [type], value=_parsed(f"dense<{zero}> : {type}"))
-
-
-def reshaped(value: Any, shape: Sequence[int]) -> Any:
-    """A value in another shape."""
-    return _op("stablehlo.reshape", [value], [_tensor(shape, value.type.element_type)])
-
-
-def _transposed(value: Any, order: Sequence[int]) -> Any:
-    shape = [value.type.shape[n] for n in order]
-    return _op("stablehlo.transpose", [value], [_tensor(shape, value.type.element_type)], permutation=_array(order))
 
 
 def _axis_text(axis: AxisRef) -> str:

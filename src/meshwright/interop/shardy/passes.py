@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshwright.errors import MeshwrightError
+from meshwright.interop.shardy.collective_matmul import merge_collectives_into_matmuls
 from meshwright.interop.shardy.communication import reshards_to_collectives
 from meshwright.interop.shardy.explicit_reshards import insert_reshards
+from meshwright.interop.shardy.gather_batching import make_batching_explicit
 from meshwright.interop.shardy.global_to_local import convert_to_local, groups_can_be_axes
 from meshwright.interop.shardy.mesh_passes import drop_shardings_and_meshes, inline_meshes, remove_debug_info
 from meshwright.interop.shardy.module_walk import RULE, Rules, walk
@@ -17,6 +19,7 @@ from meshwright.interop.shardy.order_free import propagate_in_any_order
 from meshwright.interop.shardy.pass_options import PassCall, parse_pass
 from meshwright.interop.shardy.problem_reader import ModuleReader
 from meshwright.interop.shardy.sharding_rules import read_rule, rule_text
+from meshwright.interop.shardy.single_device import resolve_single_devices
 from meshwright.interop.stablehlo.context import Types, context, verify_module
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, Options, run
 
@@ -63,7 +66,20 @@ def _convert_to_local(module: Any, call: PassCall) -> None:
     convert_to_local(module, call.flag(_BY_AXES, groups_can_be_axes()))
 
 
-_BY_AXES = "enable-rgv3"
+def _are_replicas(call: PassCall) -> bool:
+    """Whether devices are replicas of one partition, not partitions of one replica."""
+    replicas, partitions = (int(call.options.get(name, "1")) for name in (_REPLICAS, _PARTITIONS))
+    if replicas > 1 and partitions > 1:
+        raise MeshwrightError(
+            f"The pass {call.name} does not run on {replicas} replicas of {partitions} partitions.",
+            why="a device is a replica or a partition, not both",
+            fix=f"-{call.name}={_PARTITIONS}={replicas * partitions}",
+        )
+    return replicas != 1
+
+
+_BY_AXES, _REPLICAS, _PARTITIONS = "enable-rgv3", "replica-count", "partition-count"
+_WHOLE_NUMBER = ()
 _KEEP, _CONSERVATIVE, _REDUNDANT = "keep-sharding-rules", "conservative-propagation", "keep-redundant-reshards"
 # Passes that change the module itself; the others go through a propagation problem.
 IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
@@ -75,6 +91,9 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
     "sdy-inline-meshes": lambda module, call: inline_meshes(module),
     "sdy-drop-sharding-and-mesh": lambda module, call: drop_shardings_and_meshes(module),
     "sdy-convert-global-to-local": _convert_to_local,
+    "sdy-explicit-gather-scatter-batching": lambda module, call: make_batching_explicit(module),
+    "sdy-remove-all-gather-reduce-scatter-for-cmv1": lambda module, call: merge_collectives_into_matmuls(module),
+    "sdy-resolve-single-device-sharding": lambda module, call: resolve_single_devices(module, _are_replicas(call)),
     "canonicalize": _by_mlir("canonicalize"),
     "cse": _by_mlir("cse"),
     "inline": _by_mlir("inline"),
@@ -85,7 +104,7 @@ _STRATEGY = {
     **dict.fromkeys((_KEEP, _CONSERVATIVE), ("true", "false")),
     **dict.fromkeys(("debug-sharding-origins", "debug-propagation-edge-sharding"), ("false",)),
 }
-# The options of each pass, which are flags unless their values are listed.
+# The options of each pass with the values that they may have; none stand for any whole number.
 OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "sdy-basic-propagate": _STRATEGY,
     **{
@@ -102,6 +121,7 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "sdy-import-func-calls": {_NAMED_EDGES: ("true", "false")},
     "sdy-reshard-to-collectives": {_REDUNDANT: ("true", "false")},
     "sdy-convert-global-to-local": {_BY_AXES: ("true", "false")},
+    "sdy-resolve-single-device-sharding": {_REPLICAS: _WHOLE_NUMBER, _PARTITIONS: _WHOLE_NUMBER},
 }
 _SPLITTER = "sdy-constant-or-scalar-splitter"
 _LIFT = "sdy-lift-inlined-meshes"
@@ -137,7 +157,14 @@ def checked_pass(text: str) -> PassCall:
                 why=f"its options are {', '.join(options)}" if options else "it has none",
                 fix=f"-{call.name}",
             )
-        if (value or "true") not in options[option]:
+        if options[option] is _WHOLE_NUMBER:
+            if not value.isdecimal():
+                raise MeshwrightError(
+                    f"The option {option} of {call.name} cannot be {value!r}.",
+                    why="it is a whole number",
+                    fix=f"-{call.name}={option}=1",
+                )
+        elif (value or "true") not in options[option]:
             raise MeshwrightError(
                 f"The option {option} of {call.name} cannot be {value!r}.",
                 why=f"it is one of {', '.join(options[option])}",
