@@ -21,6 +21,8 @@ from meshwright.interop.stablehlo.context import parse_module
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
 from tests import versions
+from tests.oracle import each_pass
+from tests.oracle.partitioner_modules import PADDED
 from tests.oracle.shardy import apply, refuses
 from tests.sharding.random_shardings import Case
 from tests.sharding.shardy import sharding_verdict
@@ -105,6 +107,10 @@ EXAMPLES[versions.EXPORT] = lambda: by_shardy(
       return %a : {T}
     }}""",
     "export-pipeline",
+)
+EXAMPLES[versions.PADDING] = lambda: (
+    each_pass.by_shardy(PADDED["a constant"], "sdy-pad-for-divisibility")
+    == each_pass.by_us(PADDED["a constant"], "sdy-pad-for-divisibility")
 )
 EXAMPLES[versions.LOCAL] = lambda: by_shardy(
     f"""{MESH}func.func @main(%a: {T} {{sdy.sharding = #sdy.sharding<@mesh, [{{}}, {{}}]>}}) -> {T} {{

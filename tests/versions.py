@@ -71,6 +71,11 @@ LOCAL = Change(
     (0, 12, 0),
     "offsets are of 32 bits, parts of axes are counted right, and the module says how main is laid out",
 )
+PADDING = Change(
+    "sdy-pad-for-divisibility",
+    (0, 12, 0),
+    "collectives, calls and reductions are padded, too, nothing of the conversion is left; rules stay on fewer ops",
+)
 PASSES = (CONSTRAINTS, FUNCTION_RESULTS, VERIFICATION)
 UNREDUCED_TEXT = Change("unreduced{…}", (0, 11, 0), "the sign = may be left out; there are unreduced=max{…} and min")
 
@@ -104,7 +109,7 @@ UNREDUCED_KIND = Change(
 )
 
 CHANGES = (
-    *RULES.values(), *PASSES, CALLS, CALL_SUMS, EXPORT, LOCAL, UNEVEN, UNREDUCED_TEXT,
+    *RULES.values(), *PASSES, CALLS, CALL_SUMS, EXPORT, LOCAL, PADDING, UNEVEN, UNREDUCED_TEXT,
     CROSS, SINC, HYPOT, SIGN, NEXTAFTER, TRI, LOG2, DIGAMMA, LOG1P, GUMBEL, GUMBEL_HALF,
     COMPLEX_MAXIMUM, ABSTRACT_MESH, UNREDUCED_KIND,
 )  # fmt: skip

@@ -26,17 +26,12 @@ from meshwright.interop.stablehlo.context import parse_module
 from tests.oracle.apart import apart
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
 from tests.oracle.shardy import LEFT_OUT, context, newest_rules
-from tests.versions import CALL_SUMS, CALLS, UNEVEN, older_than
+from tests.versions import CALL_SUMS, CALLS, PADDING, UNEVEN, older_than
 
 CANONICALIZE = "canonicalize{enable-patterns=sdy-collective}"
 INSERT, COLLECTIVES = "sdy-insert-explicit-reshards", "sdy-reshard-to-collectives"
 FULL = f"{INSERT}{{enable-full-version=true}}"
-_ON_FUNCTIONS = frozenset({
-    "sdy-constant-or-scalar-merger", "sdy-drop-sharding-rules", "sdy-explicit-gather-scatter-batching",
-    "sdy-insert-explicit-reshards", "sdy-populate-op-sharding-rules", "sdy-remove-all-gather-reduce-scatter-for-cmv1",
-    "sdy-reshard-to-collectives", "sdy-sharding-constraint-to-reshard", "sdy-sink-data-flow-edges",
-    "sdy-sink-func-data-flow-edges", "sdy-verify-unreduced-axes",
-})  # fmt: skip
+RESOLVE, PAD = "sdy-resolve-permutation-factors{enable-halo-exchange=false}", "sdy-pad-for-divisibility"
 _INSERTING = (INSERT, FULL, "sdy-propagation-pipeline", "sdy-export-pipeline")
 _BEFORE_GROUPS = ("sdy-constant-or-scalar-splitter", "sdy-import-pipeline")
 ALL = (*EVERYTHING, "reshard", "stop", "meshes", "overlap")
@@ -57,7 +52,8 @@ ALONE = (
     "sdy-propagate-sharding-from-func-to-call", "sdy-remove-sharding-groups", "sdy-remove-size-one-axes",
     "sdy-remove-sub-axes-in-input-output-shardings", "sdy-sharding-constraint-to-reshard", "sdy-sharding-group-import",
     "sdy-sink-data-flow-edges", "sdy-sink-func-data-flow-edges", "sdy-unflatten-call-graph",
-    "sdy-update-non-divisible-input-output-shardings", "symbol-dce",
+    "sdy-update-non-divisible-input-output-shardings", "symbol-dce", "sdy-explicit-gather-scatter-batching",
+    "sdy-resolve-single-device-sharding", "sdy-remove-all-gather-reduce-scatter-for-cmv1",
 )  # fmt: skip
 
 
@@ -95,13 +91,34 @@ def pipeline() -> tuple[str, ...]:
     return tuple(found)
 
 
+@cache
+def nested(name: str) -> str:
+    """A pass as a pass manager wants it: some are run on each function, which ones depends on the version.
+
+    "" if the installed version does not have it.
+    """
+    with context():
+        for spelled in (name, f"func.func({name})"):
+            try:
+                PassManager.parse(f"builtin.module({spelled})")
+            except ValueError:
+                continue
+            return spelled
+    return ""
+
+
+def is_installed(name: str) -> bool:
+    """Whether the installed Shardy has a pass."""
+    return nested(name) != ""
+
+
 def by_shardy(text: str, name: str) -> Outcome:
     """A module after a pass of Shardy's."""
-    nested = f"func.func({name})" if name.split("{")[0] in _ON_FUNCTIONS else name
     with context():
         module = ir.Module.parse(text)
+        passes = PassManager.parse(f"builtin.module({nested(name)})")
         try:
-            PassManager.parse(f"builtin.module({nested})").run(module.operation)
+            passes.run(module.operation)
         except ir.MLIRError as error:
             return Outcome(error=error.error_diagnostics[0].message if error.error_diagnostics else str(error))
         return Outcome(str(module))
@@ -115,7 +132,17 @@ def steps(text: str) -> Iterator[Step]:
         step = Step(name, text, by_shardy(text, name))
         yield step
         if name == INSERT:
-            yield Step(FULL, text, by_shardy(text, FULL))
+            yield from _prepared(text)
+        if step.outcome.error:
+            return
+        text = step.outcome.text
+
+
+def _prepared(text: str) -> Iterator[Step]:
+    """What a partitioner is given, pass by pass."""
+    for name in (FULL, RESOLVE, COLLECTIVES, "sdy-remove-all-gather-reduce-scatter-for-cmv1", PAD):
+        step = Step(name, text, by_shardy(text, name))
+        yield step
         if step.outcome.error:
             return
         text = step.outcome.text
@@ -145,7 +172,9 @@ def _is_changed(step: Step, theirs: Outcome, ours: Outcome) -> bool:
     """Whether the pass, or one of a pipeline, is not yet as it is in the newest version."""
     if step.name in ("sdy-propagation-pipeline", "sdy-export-pipeline"):
         return older_than(CALLS)
-    return step.name in LEFT_OUT
+    if step.name == RESOLVE:
+        return older_than(PADDING) and re.search(r"stablehlo\.(dynamic_update_slice|reshape)", step.given) is not None
+    return step.name in LEFT_OUT or (step.name == PAD and older_than(PADDING))
 
 
 def _is_lossy_call(step: Step, theirs: Outcome, ours: Outcome) -> bool:
@@ -181,8 +210,27 @@ def _has_sizes_that_do_not_divide(text: str) -> bool:
     return False
 
 
+def _without_rules(text: str) -> str:
+    return re.sub(r",? ?sdy.sharding_rule = #sdy.op_sharding_rule<(?:->|[^<>])*>", "", text).replace(" {}", "")
+
+
 # Why ours does something else on purpose, or cannot do the same.
 REASONS: dict[str, Callable[[Step, Outcome, Outcome], bool]] = {
+    "an axis of size 1 that comes or goes moves nothing; Shardy makes a permute of it": (
+        lambda step, theirs, ours: (
+            step.name.startswith(COLLECTIVES)
+            and re.search(r'"=1[,\]]', step.given) is not None
+            and theirs.text.count("sdy.collective_permute") > ours.text.count("sdy.collective_permute")
+        )
+    ),
+    "rules have the sizes of before padding; ours are taken off": (
+        lambda step, theirs, ours: step.name == PAD and _without_rules(theirs.text) == _without_rules(ours.text)
+    ),
+    "what would notice the padding is refused; Shardy pads it": (
+        lambda step, theirs, ours: (
+            step.name == PAD and any(why in ours.error for why in ("it has no sharding rule", "depends on the shape"))
+        )
+    ),
     "the installed version is older than a change that ours follows": _is_changed,
     "Shardy adds edges twice to named computations that are in the module, and its verifier refuses them": (
         lambda step, theirs, ours: "sdy.data_flow_edge" in theirs.error and "sdy.named_computation" in step.given
@@ -270,7 +318,7 @@ def compared(seed: int, share: float = 1.0) -> Comparison:
     found: list[Step] = apart(steps, random_module(seed, Recipe(ops=8, features=features)))
     if not found:
         return Comparison(0, Counter(), [])
-    found += alone(found[0].given, [name for name in ALONE if rng.random() < share])
+    found += alone(found[0].given, [name for name in ALONE if rng.random() < share and is_installed(name)])
     chosen = [step for step in found if step.name != CANONICALIZE and rng.random() < share]
     reasons: Counter[str] = Counter()
     differences = []

@@ -1,7 +1,7 @@
 """``-sdy-remove-all-gather-reduce-scatter-for-cmv1``: matmuls that take parts and leave parts.
 
-What gathers the operands and scatters the sum is then part of the matmul, for a compiler that overlaps the two. A matmul whose
-operands it gathers is not the one that it scatters.
+What gathers the operands or scatters the sum is then part of the matmul, for a compiler that overlaps the two.
+A matmul either takes parts or leaves them, not both.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import SHARDING, walk
 from meshwright.interop.shardy.value_shardings import ValueShardings
 from meshwright.interop.stablehlo.context import context
-
 
 _MATMULS = ("stablehlo.dot", "stablehlo.dot_general")
 

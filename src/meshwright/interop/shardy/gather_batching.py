@@ -35,6 +35,8 @@ def make_batching_explicit(module: Any) -> None:
 
 
 class _Gather:
+    flags: tuple[str, ...] = ("indices_are_sorted",)
+
     def __init__(self, kind: Any) -> None:
         self._kind = kind
 
@@ -51,6 +53,8 @@ class _Gather:
 
 
 class _Scatter(_Gather):
+    flags = ("indices_are_sorted", "unique_indices")
+
     def read(self, attribute: Any) -> tuple[list[int], list[int], list[int], int]:
         dims = self._kind(attribute)
         inserted, batched = [*dims.inserted_window_dims], [*dims.input_batching_dims]
@@ -76,6 +80,9 @@ def _batch(op: Any, number: int, key: str, dims: _Gather) -> None:
         return
     with ir.InsertionPoint(op), op.location:
         op.operands[number] = _without(indices, column, vector_dim)
+    for flag in dims.flags:
+        if flag not in op.attributes:
+            op.attributes[flag] = ir.BoolAttr.get(False)
     op.attributes[key] = dims.batched(op.attributes[key], [d for d in collapsed if d], [d for d in indexed if d])
 
 
@@ -97,7 +104,7 @@ def _columns(indices: Any, vector_dim: int) -> list[Any] | None:
 
 
 def _column(indices: Any, column: int, vector_dim: int) -> Any | None:
-    """The value that has a column as its first; Shardy looks behind columns that stand alone, so that is where we look."""
+    """The value that has a column as its first, if all columns before it stand alone: Shardy looks no further."""
     parts = _columns(indices, vector_dim)
     if parts is None:
         return indices

@@ -73,10 +73,18 @@ def constant_of(text: str, type: str) -> Any:
 
 def zeros(type: Any) -> Any:
     """Zeros of a type."""
+    return filled(type, "0")
+
+
+def filled(type: Any, digit: str) -> Any:
+    """Zeros or ones of a type."""
     element = str(type.element_type)
-    zero = "(0.0,0.0)" if element.startswith("complex") else "0" if element.startswith(("i", "ui", "si")) else "0.0"
-    zero = "false" if element == "i1" else zero
-    return constant_of(f"dense<{zero}> : {type}", str(type))
+    number = digit if element.startswith(("i", "ui", "si")) else f"{digit}.0"
+    if element == "i1":
+        number = ("false", "true")[digit == "1"]
+    elif element.startswith("complex"):
+        number = f"({digit}.0,0.0)"
+    return constant_of(f"dense<{number}> : {type}", str(type))
 
 
 def reshaped(value: Any, shape: Sequence[int]) -> Any:
@@ -87,4 +95,6 @@ def reshaped(value: Any, shape: Sequence[int]) -> Any:
 def transposed(value: Any, order: Sequence[int]) -> Any:
     """A value with its dims in another order."""
     shape = [value.type.shape[n] for n in order]
-    return made_op("stablehlo.transpose", [value], [tensor(shape, value.type.element_type)], permutation=int_array(order))
+    return made_op(
+        "stablehlo.transpose", [value], [tensor(shape, value.type.element_type)], permutation=int_array(order)
+    )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.collective_matmul import merge_collectives_into_matmuls
 from meshwright.interop.shardy.communication import reshards_to_collectives
+from meshwright.interop.shardy.divisible_shapes import pad_for_divisibility
 from meshwright.interop.shardy.explicit_reshards import insert_reshards
 from meshwright.interop.shardy.gather_batching import make_batching_explicit
 from meshwright.interop.shardy.global_to_local import convert_to_local, groups_can_be_axes
@@ -17,6 +18,7 @@ from meshwright.interop.shardy.module_writer import write_module
 from meshwright.interop.shardy.order_free import PASS as ORDER_FREE
 from meshwright.interop.shardy.order_free import propagate_in_any_order
 from meshwright.interop.shardy.pass_options import PassCall, parse_pass
+from meshwright.interop.shardy.permutation_factors import resolve_permutations
 from meshwright.interop.shardy.problem_reader import ModuleReader
 from meshwright.interop.shardy.sharding_rules import read_rule, rule_text
 from meshwright.interop.shardy.single_device import resolve_single_devices
@@ -92,6 +94,8 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
     "sdy-drop-sharding-and-mesh": lambda module, call: drop_shardings_and_meshes(module),
     "sdy-convert-global-to-local": _convert_to_local,
     "sdy-explicit-gather-scatter-batching": lambda module, call: make_batching_explicit(module),
+    "sdy-pad-for-divisibility": lambda module, call: pad_for_divisibility(module),
+    "sdy-resolve-permutation-factors": lambda module, call: resolve_permutations(module),
     "sdy-remove-all-gather-reduce-scatter-for-cmv1": lambda module, call: merge_collectives_into_matmuls(module),
     "sdy-resolve-single-device-sharding": lambda module, call: resolve_single_devices(module, _are_replicas(call)),
     "canonicalize": _by_mlir("canonicalize"),
@@ -121,6 +125,7 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "sdy-import-func-calls": {_NAMED_EDGES: ("true", "false")},
     "sdy-reshard-to-collectives": {_REDUNDANT: ("true", "false")},
     "sdy-convert-global-to-local": {_BY_AXES: ("true", "false")},
+    "sdy-resolve-permutation-factors": {"enable-halo-exchange": ("false",)},
     "sdy-resolve-single-device-sharding": {_REPLICAS: _WHOLE_NUMBER, _PARTITIONS: _WHOLE_NUMBER},
 }
 _SPLITTER = "sdy-constant-or-scalar-splitter"

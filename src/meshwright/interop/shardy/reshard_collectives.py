@@ -97,8 +97,9 @@ class _Route:
 
     @property
     def done(self) -> bool:
-        """Whether every axis is in its place."""
-        return not any(self.held) and not any(self.wanted) and not (self._other_devices and any(self.matched))
+        """Whether every axis is in its place; one of size 1 is wherever it is said to be."""
+        left = any(axis.size > 1 for dim in (*self.held, *self.wanted) for axis in dim)
+        return not left and not (self._other_devices and any(self.matched))
 
     @property
     def dims(self) -> tuple[Axes, ...]:

@@ -32,7 +32,9 @@ def resolve_single_devices(module: Any, by_replica: bool = False) -> None:
         return
     with context(), ir.Location.unknown():
         for op in _outermost(module, known):
-            _branch(op, _device(op, known, mesh), mesh, "stablehlo.replica_id" if by_replica else "stablehlo.partition_id")
+            _branch(
+                op, _device(op, known, mesh), mesh, "stablehlo.replica_id" if by_replica else "stablehlo.partition_id"
+            )
 
 
 def _outermost(module: Any, known: ValueShardings) -> list[Any]:

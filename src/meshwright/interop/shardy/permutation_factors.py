@@ -1,0 +1,143 @@
+"""``-sdy-resolve-permutation-factors``: ops that would need what neighbours hold are run on whole dims instead.
+
+A slice, a pad, a window or a reversal along a split dim moves elements from part to part. So does a reshape that merges
+a dim which its axes do not divide with another: the padding of its end would be in the middle.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from meshwright.core.factors import Dims, Factors
+from meshwright.interop.shardy.communication import resharded
+from meshwright.interop.shardy.module_shardings import per_value_text
+from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules, walk
+from meshwright.interop.shardy.value_shardings import ValueShardings
+from meshwright.interop.stablehlo.context import Types, context, integers
+from meshwright.sharding.axes import total_size
+from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.named import TensorSharding
+
+_NO_MOVES = ("stablehlo.custom_call",)
+
+
+def resolve_permutations(module: Any) -> None:
+    """Reshard what an op takes and makes, so that dims along which it moves elements are whole.
+
+    %1 = slice %0 [1:7] {[{"x"}]}   ==>   %1 = sdy.reshard %0 <[{}]>
+                                          %2 = slice %1 [1:7] {[{}]}
+                                          %3 = sdy.reshard %2 <[{"x"}]>
+    """
+    known, rules = ValueShardings(module), Rules(Types())
+    with context():
+        for op in list(walk(module.operation)):
+            if op.name in _NO_MOVES or not op.name.startswith("stablehlo.") or not len(op.results):
+                continue
+            operands = [known(value) for value in op.operands]
+            results = list(known.of_results(op))
+            if not any(_is_split(sharding) for sharding in (*operands, *results)):
+                continue
+            rule = rules(op)
+            if rule is not None:
+                moved = rule.permuted - _only_longer(op, rule, operands, results) - _written_whole(op, rule, operands)
+                moved |= _misaligned(op, rule, operands, results)
+                _make_whole(op, rule, moved, operands, results)
+
+
+def _is_split(sharding: TensorSharding | None) -> bool:
+    return sharding is not None and not sharding.mesh.is_maximal and any(dim.axes for dim in sharding.dims)
+
+
+def _only_longer(
+    op: Any, rule: Factors, operands: list[TensorSharding | None], results: list[TensorSharding | None]
+) -> frozenset[str]:
+    """The dims that a pad makes longer at their end, within the padding that they have for being split."""
+    source, target = operands[0], results[0]
+    if op.name != "stablehlo.pad" or source is None or target is None:
+        return frozenset()
+    found: set[str] = set()
+    low, interior = (integers(op.attributes[key]) for key in ("edge_padding_low", "interior_padding"))
+    for dim, names in enumerate(rule.operands[0]):
+        parts = total_size(source.dims[dim].axes)
+        sizes = [value.type.shape[dim] for value in (op.operands[0], op.results[0])]
+        same = source.dims[dim].axes == target.dims[dim].axes and -(-sizes[0] // parts) == -(-sizes[1] // parts)
+        if same and low[dim] == interior[dim] == 0:
+            found.update(names)
+    return frozenset(found)
+
+
+def _written_whole(op: Any, rule: Factors, operands: list[TensorSharding | None]) -> frozenset[str]:
+    """The dims along which all of what is written is on each device: it writes what comes into its part."""
+    if op.name != "stablehlo.dynamic_update_slice":
+        return frozenset()
+    update = operands[1]
+    return frozenset(
+        name
+        for dim, names in enumerate(rule.operands[0])
+        for name in names
+        if update is None or not update.dims[dim].axes
+    )
+
+
+def _misaligned(
+    op: Any, rule: Factors, operands: list[TensorSharding | None], results: list[TensorSharding | None]
+) -> frozenset[str]:
+    """The major factors of dims that would not be padded alike."""
+    new: dict[str, int] = {}
+    found = set()
+    for dims, values, shardings in ((rule.operands, op.operands, operands), (rule.results, op.results, results)):
+        for names_of, value, sharding in zip(dims, values, shardings, strict=True):
+            for number, names in enumerate(names_of):
+                if not names or (len(names) > 1 and sharding is None):
+                    continue
+                size = value.type.shape[number]
+                parts = total_size(sharding.dims[number].axes) if sharding is not None else 1
+                rest = prod(rule.sizes[name] for name in names[1:])
+                longer = -(-size // parts) * parts
+                if longer % rest or new.setdefault(names[0], longer // rest) != longer // rest:
+                    found.add(names[0])
+    merged = {name for dims in (*rule.operands, *rule.results) for names in dims if len(names) > 1 for name in names}
+    return frozenset(found & merged)
+
+
+def _make_whole(
+    op: Any,
+    rule: Factors,
+    moved: frozenset[str],
+    operands: list[TensorSharding | None],
+    results: list[TensorSharding | None],
+) -> None:
+    from jaxlib.mlir import ir
+
+    place = ir.InsertionPoint(op)
+    for number, sharding in enumerate(operands):
+        whole = _without(sharding, rule.operands[number], moved)
+        if whole is not None:
+            op.operands[number] = resharded(place, op.operands[number], whole)
+    wholes = [_without(sharding, dims, moved) for sharding, dims in zip(results, rule.results, strict=True)]
+    if not any(wholes):
+        return
+    if op.name == "stablehlo.reshape" and RULE in op.attributes:
+        del op.attributes[RULE]
+    made = [whole or sharding for whole, sharding in zip(wholes, results, strict=True)]
+    op.attributes[SHARDING] = ir.Attribute.parse(per_value_text([one for one in made if one is not None]))
+    for value, whole, sharding in zip(op.results, wholes, results, strict=True):
+        if whole is not None and sharding is not None:
+            uses = list(value.uses)
+            new = resharded(ir.InsertionPoint.after(op), value, sharding)
+            for use in uses:
+                use.owner.operands[use.operand_number] = new
+
+
+def _without(sharding: TensorSharding | None, dims: Dims, moved: frozenset[str]) -> TensorSharding | None:
+    """A sharding without the axes of dims that have one of some factors; None if it has none of them."""
+    if sharding is None or sharding.mesh.is_maximal:
+        return None
+    split = [bool(dim.axes and moved & set(names)) for dim, names in zip(sharding.dims, dims, strict=True)]
+    if not any(split):
+        return None
+    new = tuple(
+        DimensionSharding((), dim.is_open) if gone else dim for dim, gone in zip(sharding.dims, split, strict=True)
+    )
+    return TensorSharding.unchecked(sharding.mesh, new, sharding.replicated, sharding.unreduced, sharding.reduction)
