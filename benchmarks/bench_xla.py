@@ -71,6 +71,18 @@ def compiled(job: Callable[[], Any]) -> float:
     return perf_counter() - start
 
 
+def small_with_numpy() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A call on an array that is on the device and one of NumPy, as a batch is."""
+    import jax
+    import numpy as np
+
+    import meshwright as mw
+
+    f, g = mw.jit(lambda x, y: x + y, engine="xla"), jax.jit(lambda x, y: x + y)
+    x, y, rows = f(mw.numpy.ones(8), mw.numpy.ones(8)), jax.numpy.ones(8), np.ones(8, np.float32)
+    return lambda: f(x, rows), lambda: g(y, rows)
+
+
 def small(ahead: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A call of a small function on two arrays, of either side; or (``ahead``) of one that was compiled before."""
     import jax
@@ -88,6 +100,7 @@ def small(ahead: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
 def calls() -> Iterator[Case]:
     yield "call of a small jitted function", "call", *small(ahead=False)
     yield "call of a small compiled function", "call", *small(ahead=True)
+    yield "call of a small jitted function on a NumPy array", "call", *small_with_numpy()
 
 
 def cases() -> Iterator[Case]:
@@ -99,11 +112,29 @@ def cases() -> Iterator[Case]:
     yield from calls()
 
 
+def small_step(devices: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A step with a derivative on a mesh, of either side, which loads what is loaded once for any such."""
+    import jax
+
+    import meshwright as mw
+
+    def step(package: Any, mesh: Any, named: Any) -> Callable[[], Any]:
+        np_ = package.numpy
+        w = package.device_put(np_.ones((8, 8)), named(mesh, package.P()))
+        x = package.device_put(np_.ones((8, 8)), named(mesh, package.P("data")))
+        f = package.value_and_grad(lambda w, x: np_.mean(np_.tanh(x @ w)))
+        jitted = mw.jit(f, engine="xla") if package is mw else jax.jit(f)
+        return lambda: jitted(w, x)
+
+    their_mesh = jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    return step(mw, mw.make_mesh((devices,), ("data",)), mw.NamedSharding), step(jax, their_mesh, jax.NamedSharding)
+
+
 def measured(cases: Iterable[Case], repeats: int) -> list[Row]:
     """A row for each case, and one for the first call of both sides, which compiles; what is loaded when anything is
-    compiled for the first time has been."""
+    compiled for the first time has been, on one device and on a mesh."""
     rows = []
-    for job in small(ahead=False):
+    for job in (*small(ahead=False), *small_step(1)):
         job()
     for name, kind, ours, theirs in cases:
         made = Measured(compiled(ours), compiled(theirs))

@@ -230,3 +230,65 @@ def test_an_error_of_the_program_is_raised_once() -> None:
     with pytest.raises(Exception, match="too many"):
         f(mnp.ones(()))
     assert len(calls) == 3
+
+
+def times(x: Any) -> Any:
+    for _ in range(6):
+        x = x @ x * 0.01
+    return x
+
+
+def test_arrays_of_numpy_among_those_on_a_device() -> None:
+    pytest.importorskip("jax")
+    from jax import monitoring
+
+    compiled = []
+    monitoring.register_event_duration_secs_listener(lambda event, *_, **__: compiled.append(event))
+    step = mw.jit(lambda w, x, n: {"w": w["w"] + x.sum() * n}, engine="xla", donate_argnums=0)
+    w, expected = {"w": mnp.zeros(4)}, np.zeros(4, np.float32)
+    number = mw.jit(lambda x: x + 1, engine="xla")(mnp.zeros(()))
+    kinds: list[Any] = [
+        lambda x: x,
+        mnp.asarray,
+        lambda x: mnp.asarray(x) + 0,
+        mw.jit(lambda x: x + 0, engine="xla"),
+    ]
+    for n in range(24):
+        x = np.full(3, n, np.float32)
+        w = step(w, kinds[n % 4 if n < 12 else n // 3 - 4](x), number)
+        expected += x.sum()
+        np.testing.assert_array_equal(w["w"], expected)
+        if n == 3:
+            compiled.clear()  # the program, and that of `kinds[3]`
+    assert not [event for event in compiled if "compile" in event]
+
+
+def test_what_is_passed_may_be_written_over_at_once() -> None:
+    pytest.importorskip("jax")
+    rows = np.random.default_rng(0).normal(size=(300, 300)).astype(np.float32)
+    on_device, here = mw.jit(times, engine="xla"), mw.jit(lambda x: x * 0, donate_argnums=0)
+    expected = np.asarray(on_device(mnp.asarray(rows)))
+    for _ in range(8):
+        x = rows.copy()
+        found = on_device(x)
+        x[:] = 0
+        np.testing.assert_array_equal(found, expected)
+        y = mnp.asarray(rows.copy())
+        found = on_device(y)
+        here(y)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_an_array_of_numpy_goes_where_those_go_that_are_put_nowhere() -> None:
+    pytest.importorskip("jax")
+    f, devices = mw.jit(lambda x: x + 1, engine="xla"), mw.devices("cpu", count=3)
+    x = np.ones(3, np.float32)
+    for place in (None, 2, 1, None, 2, None, 1):
+        if place is None:
+            found = [f(x) for _ in range(3)]
+        else:
+            with mw.default_device(devices[place]):
+                found = [f(x) for _ in range(3)]
+        for one in found:
+            assert [device.id for device in one._data.devices()] == [place or 0]
+            np.testing.assert_array_equal(one, x + 1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.compile.diff import CommsDiff
-from meshwright.compile.direct import ANY, called_by
+from meshwright.compile.direct import ANY, WrittenCall, called_by
 from meshwright.compile.engines import check_engine
 from meshwright.core import tree
 from meshwright.core.files import write_whole
@@ -77,7 +77,7 @@ class Compiled:
         self._types = types
         self._parameters = parameters  # what the function calls its arguments, as far as they have names
         self._call = call
-        self._called = False
+        self._written: dict[Any, WrittenCall | None] = {}  # calls on arrays, from the second of a kind on
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._general(args, kwargs)
@@ -104,11 +104,22 @@ class Compiled:
             )
         data = [_contents(x) for x in values if isinstance(x, Array)]
         del values  # which refer to the arguments
-        if self._called and not kwargs:
-            called_by(self, self._executable.written_for(tree.structure(args), leaves, data, {}, ANY))
-        self._called = True
+        if not kwargs:
+            self._write_direct(args, leaves, data)
         self._executable.take(leaves, data)
         return self._executable.run(data)
+
+    def _write_direct(self, args: tuple[Any, ...], leaves: Sequence[Any], data: Sequence[Any]) -> None:
+        """Let the next call on arrays like these be a direct one, if it can and this is not the first."""
+        if not self._executable.may_be_direct(leaves, data):
+            return
+        key = *map(type, leaves), *map(type, data), *(getattr(x, "_sharding", None) for x in leaves)
+        if key not in self._written:
+            self._written[key] = None
+            return
+        if self._written[key] is None:
+            self._written[key] = self._executable.written_for(tree.structure(args), leaves, data, {}, ANY)
+        called_by(self, self._written[key])
 
     def _repr_html_(self) -> str:
         from meshwright.report.notebook import compiled_html

@@ -22,8 +22,17 @@ from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any, NamedTuple
 
-from meshwright.core import dtypes, tree
-from meshwright.core.current import current_device, current_engine, current_mesh, current_processes
+import numpy as np
+
+from meshwright.core import tree
+from meshwright.core.current import (
+    current_device,
+    current_engine,
+    current_mesh,
+    current_processes,
+    current_width,
+    device_chosen,
+)
 from meshwright.core.trace import Array, state
 from meshwright.core.types import TensorType
 
@@ -35,13 +44,14 @@ _MISS = "return self._general(args, kwargs)"
 
 
 class DirectSignature(NamedTuple):
-    """What a direct call is written for: the containers, types, shardings and the kind of contents of its arguments,
-    which leaves of these are donated, and the values of static arguments by their positions."""
+    """What a direct call is written for: the containers, types, shardings and the kinds of contents of its arguments,
+    which leaves of these are donated, and the values of static arguments by their positions. A leaf whose kind is None
+    is an array of NumPy itself, of which a copy is taken, as everywhere."""
 
     in_tree: tree.TreeDef  # of the positional arguments that are not static
     types: Sequence[TensorType]
     shardings: Sequence[Any]
-    kind: type
+    kinds: Sequence[type | None]
     donated: Sequence[int]
     statics: dict[int, Any]
 
@@ -72,12 +82,16 @@ def direct_call(
     writer = _Writer()
     bound = writer.bound
     bound.update(
-        Array=Array, MISFITS=MISFITS, config=dtypes.config, current_engine=current_engine, current_mesh=current_mesh,
-        current_device=current_device, current_processes=current_processes, function=function, kind=given.kind,
-        mesh=current_mesh.get(), state=state, wide=dtypes.config._enable_x64, engine=engine, new=object.__new__,
-        allowed=allowed, getrefcount=getrefcount,
+        Array=Array, MISFITS=MISFITS, width=current_width, current_engine=current_engine, current_mesh=current_mesh,
+        current_device=current_device, chosen=device_chosen, current_processes=current_processes, function=function,
+        ndarray=np.ndarray, mesh=current_mesh.get(), state=state, wide=current_width.wide, engine=engine,
+        new=object.__new__, allowed=allowed, getrefcount=getrefcount,
     )  # fmt: skip
-    if len(given.types) > MOST_LEAVES or not writer.arguments(given, _settings(engine)):
+    tests = _settings(engine)
+    if None in given.kinds and engine != ANY:  # which are where all is that was put nowhere
+        bound["default"] = current_device.place
+        tests.append("(current_device.place if chosen.ever else None) is not default")
+    if len(given.types) > MOST_LEAVES or not writer.arguments(given, tests):
         return None
     writer.call(given, on_devices, allowed is not None)
     if not writer.results(results):
@@ -106,7 +120,7 @@ def _settings(engine: str | None) -> list[str]:
     """Tests of which any says that what a program depends on has changed."""
     tests = ["state.builder is not None"]
     if engine != ANY:
-        tests += ["current_engine.disabled", "config._enable_x64 is not wide", "current_mesh.get() is not mesh"]
+        tests += ["current_engine.disabled", "width.wide is not wide", "current_mesh.get() is not mesh"]
     if engine not in (ANY, None):
         tests.append("current_engine.name != engine")
     return tests
@@ -130,9 +144,17 @@ class _Writer:
         if rest and not self._taken(rest, "args"):
             return False
         for n, (t, s) in enumerate(zip(given.types, given.shardings, strict=True)):
+            if given.kinds[n] is None:
+                dtype, shape = self._name("dt", t.dtype), self._name("sh", t.shape)
+                self.lines += [
+                    f"  if x{n}.__class__ is not ndarray or x{n}.shape != {shape} or x{n}.dtype != {dtype}:",
+                    f"   {_MISS}",
+                    f"  d{n} = x{n}.copy()",
+                ]
+                continue
             kind, place = self._name("t", t), self._name("s", s)
             differs = f"x{n}._sharding is not {place}" + ("" if s is None else f" and x{n}._sharding != {place}")
-            contents = f"(d{n} := x{n}._data).__class__ is not kind"
+            contents = f"(d{n} := x{n}._data).__class__ is not {self._name('kind', given.kinds[n])}"
             self.lines += [
                 f"  if {contents} or x{n}.type is not {kind} and x{n}.type != {kind} or {differs}:",
                 f"   {_MISS}",
@@ -145,16 +167,17 @@ class _Writer:
         too, is copied."""
         if asks:
             self.lines.append(" allowed()")
-        for n in given.donated:
+        donated = [n for n in given.donated if given.kinds[n] is not None]
+        for n in donated:
             self.lines.append(f" x{n}._data = None")
-        for n in given.donated:
+        for n in donated:
             self.lines += [f" if getrefcount(d{n}) > 2:", f"  d{n} = d{n}.copy()"]
         call = f"outs = function({', '.join(f'd{n}' for n in range(len(given.types)))})"
         if not on_devices:
             self.lines.append(f" {call}")
             return
-        self.lines += [" try:", f"  {call}", " except ValueError:"]
-        self.lines += [f"  x{n}._data = d{n}" for n in given.donated]
+        self.lines += [" try:", f"  {call}", " except (ValueError, TypeError):"]
+        self.lines += [f"  x{n}._data = d{n}" for n in donated]
         self.lines += [
             f"  {_MISS}",
             " except RuntimeError as error:",
@@ -164,7 +187,7 @@ class _Writer:
     def results(self, results: DirectResults) -> bool:
         """Write how results come into their containers; False if these are of other kinds."""
         if None in results.shardings:
-            self.lines.append(" place = current_device.place")
+            self.lines.append(" place = current_device.place if chosen.ever else None")
         for n, (t, s) in enumerate(zip(results.types, results.shardings, strict=True)):
             kind, where = self._name("t", t if s is None else s.typed(t)), "place" if s is None else self._name("s", s)
             data = "outs" if results.bare else f"outs[{n}]"

@@ -14,6 +14,7 @@ from meshwright.core import tree
 from meshwright.core.collection import no_collection
 from meshwright.core.current import current_processes
 from meshwright.core.trace import Array, on_host
+from meshwright.core.types import TensorType
 
 
 def _count_one() -> int:
@@ -32,6 +33,7 @@ class Executable:
         "direct",
         "donated",
         "engine",
+        "from_host",
         "out_shardings",
         "out_tree",
         "out_types",
@@ -61,6 +63,7 @@ class Executable:
         assert done.function is not None
         self.call = done.function
         self.direct = done.direct  # the same for arrays that are where it wants them, or None
+        self.from_host = done.from_host  # makes what is as `direct` for arrays of JAX and of NumPy together, or None
         self.engine = start.engine
         self.donated = [n for n, given in enumerate(start.donated) if given]
         self.out_tree = start.out_tree
@@ -89,28 +92,39 @@ class Executable:
         statics: dict[int, Any],
         engine: str | None,
     ) -> WrittenCall | None:
-        """A direct call for arguments like these, with contents like these; None if they are not as the engine has
-        them."""
-        if not self.may_be_direct(leaves, data):
-            return None
-        types, shardings = [x.type for x in leaves], [x._sharding for x in leaves]
-        kind, on_devices = data[0].__class__ if data else object, self.engine != "numpy"
-        given = DirectSignature(in_tree, types, shardings, kind, self.donated, statics)
+        """A direct call for arguments like these, whose contents the engine takes as they are; None for containers that
+        it is not written for."""
+        kinds = [x.__class__ for x in data]
+        here = np.ndarray in kinds
+        on_devices = self.engine != "numpy"
+        mine = [x.__class__ is Array for x in leaves]
+        given = DirectSignature(
+            in_tree,
+            [x.type if own else TensorType(x.shape, x.dtype) for x, own in zip(leaves, mine, strict=True)],
+            [x._sharding if own else None for x, own in zip(leaves, mine, strict=True)],
+            [kind if own else None for kind, own in zip(kinds, mine, strict=True)],
+            self.donated,
+            statics,
+        )
         bare = on_devices and len(self.out_types) == 1
         results = DirectResults(self.out_tree, self.out_types, self.out_shardings, bare)
         allowed = None if self.placed is None else self.placed.refuse_implicit
-        assert self.direct is not None
-        return direct_call(self.direct, given, results, engine, on_devices, allowed)
+        function = self.from_host() if on_devices and here and self.from_host is not None else self.direct
+        assert function is not None
+        return direct_call(function, given, results, engine, on_devices, allowed)
 
     def may_be_direct(self, leaves: Sequence[Any], data: Sequence[Any]) -> bool:
-        """Whether all arguments are arrays, with contents as the engine has them."""
+        """Whether all arguments are arrays, with contents that the engine takes as they are."""
         kinds = {*map(type, data)}
-        return (
-            self.direct is not None
-            and len(kinds) < 2
-            and {Array}.issuperset(map(type, leaves))
-            and (self.engine == "numpy") == (not kinds.isdisjoint({np.ndarray}) or not kinds)
-            and not (self.donated and self.engine == "numpy")
+        if self.direct is None or len(kinds - {np.ndarray}) > 1:
+            return False
+        if self.engine == "numpy":
+            return kinds <= {np.ndarray} and {Array}.issuperset(map(type, leaves)) and not self.donated
+        if np.ndarray not in kinds:
+            return len(kinds) == 1 and {Array}.issuperset(map(type, leaves))
+        return self.from_host is not None and all(
+            x.__class__ is Array or (x.__class__ is np.ndarray and x.dtype == held.dtype)
+            for x, held in zip(leaves, data, strict=True)
         )
 
     def run(self, data: Sequence[Any]) -> Any:

@@ -120,10 +120,11 @@ class Jitted:
         else:
             compiled = self._compiled_for(args, kwargs, settings, places, types)
         self._last = settings, types, places, compiled
-        if not kwargs:
-            self._write_direct(compiled, (*settings, *places, *types), args, leaves, data)
         if engine == "xla":
             keep_on_devices(leaves, data, places)
+        if not kwargs:
+            kinds = *map(type, leaves), *map(type, data)
+            self._write_direct(compiled, (*settings, *places, *types, *kinds), args, leaves, data)
         if compiled.donated:
             del contents, value  # which refer to the last argument
             compiled.take(leaves, data)

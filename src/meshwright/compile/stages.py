@@ -44,6 +44,7 @@ class Compilation:
     text: str = ""
     function: Callable[..., tuple[Any, ...]] | None = None
     direct: Callable[..., Sequence[Any]] | None = None  # the same for arrays that are where it wants them
+    from_host: Callable[[], Callable[..., Any]] | None = None  # makes one for arrays of JAX and of NumPy together
     engine: str = "numpy"
     device: Any = None  # the sharding of all arguments and results, if that is one device
 
@@ -133,11 +134,11 @@ def _emit(given: Compilation) -> Compilation:
     from meshwright.engine.xla import emit_local, emit_xla
 
     if given.engine == "xla" and given.local is not None:
-        text, function, direct = emit_local(given.local, given.donated)
+        text, function, direct, from_host = emit_local(given.local, given.donated)
     else:
         device = given.device if given.engine == "xla" else None
-        text, function, direct = emit_xla(given.program, False, given.donated, device and device.device.id)
-    return replace(given, text=text, function=function, direct=direct)
+        text, function, direct, from_host = emit_xla(given.program, False, given.donated, device and device.device.id)
+    return replace(given, text=text, function=function, direct=direct, from_host=from_host)
 
 
 def _traced_well_formed(_: Compilation, made: Compilation, name: str) -> None:

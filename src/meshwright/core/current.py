@@ -42,13 +42,37 @@ class _CurrentProcesses:
 current_processes = _CurrentProcesses()
 
 
+class CurrentWidth:
+    """Whether 64-bit types are kept, where asking costs least: `Config` says the same, and sets it."""
+
+    __slots__ = ("wide",)
+
+    def __init__(self) -> None:
+        self.wide = False
+
+
+current_width = CurrentWidth()
+
+
 class _CurrentDevice(threading.local):
     place: Any = None  # of all threads without one of their own
 
 
+class _DeviceChosen:
+    ever = False  # by any thread: until then, nobody need look at its own
+
+
 current_device = _CurrentDevice()  # where arrays go that are put nowhere: a `DefaultDevice`, or None for the first one
+device_chosen = _DeviceChosen()
 
 
 def set_for_all(place: Any) -> None:
     """Say where arrays go that are put nowhere, in threads that do not say it for themselves."""
+    device_chosen.ever = True
     _CurrentDevice.place = place
+
+
+def set_here(place: Any) -> None:
+    """Say where arrays go that this thread puts nowhere."""
+    device_chosen.ever = True
+    current_device.place = place

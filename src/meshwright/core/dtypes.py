@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from meshwright.core.current import current_device, set_for_all
+from meshwright.core.current import current_device, current_width, set_for_all
 
 DType = np.dtype[Any]
 
@@ -65,6 +65,7 @@ class Config:
     def __setattr__(self, name: str, value: object) -> None:
         if name == "_enable_x64":
             object.__setattr__(self, name, value)
+            current_width.wide = bool(value)
         elif name in _SETTINGS:
             self.update(name, value)
         else:

@@ -50,14 +50,17 @@ class XlaCode(NamedTuple):
     text: str
     function: Callable[..., tuple[Any, ...]]
     direct: Callable[..., Any] | None  # the same, if there is nothing to do before and after; an only result as it is
+    from_host: Callable[[], Callable[..., Any]] | None  # makes what is as `direct`, also for arrays of NumPy
 
 
 class XlaFunctions(NamedTuple):
     """The function that runs a program on arrays of either side, and that for arrays of JAX which are in place, if
-    these are all that it takes, which returns an only result as it is."""
+    these are all that it takes, which returns an only result as it is. On one device ``from_host`` makes one that takes
+    arrays of NumPy among them."""
 
     function: Callable[..., tuple[Any, ...]]
     direct: Callable[..., Any] | None
+    from_host: Callable[[], Callable[..., Any]] | None
 
 
 class OnDevices(NamedTuple):
@@ -147,6 +150,17 @@ def runner(
     }
     leaving = [n for n, (one, t) in enumerate(zip(exits, outs, strict=False)) if not _same(one, t, found.results[n])]
 
+    @cache
+    def from_host() -> Callable[..., Any]:
+        """The same executable, called by the types that it is for: ``called`` would be compiled once more for arrays of
+        NumPy, whose types have no mesh."""
+        shape: Any = jax.ShapeDtypeStruct
+        shapes = [shape(t.shape, t.dtype, sharding=s) for t, s in zip(ins, found.arguments, strict=True)]
+        return called.lower(*shapes).compile()  # type: ignore[no-any-return]
+
+    # On several, JAX is faster at arrays that were put there.
+    one_device = found.mesh.size == 1 and not found.mesh.is_multi_process and not entering
+
     def put(n: int, x: Any) -> Any:
         x = wanted[n].put(x)
         return wanted[n].regrouped(x, entering[n], found.arguments[n]) if n in entering else x
@@ -156,10 +170,14 @@ def runner(
 
     def run(*data: Any) -> tuple[Any, ...]:
         if not entering:
-            if np.ndarray in map(type, data):  # of these, JAX would compile once more
-                data = tuple(put(n, x) if x.__class__ is np.ndarray else x for n, x in enumerate(data))
-            with suppress(ValueError):  # they are elsewhere
-                return results(called(*data))
+            call: Callable[..., Any] = called
+            if np.ndarray in map(type, data):
+                if one_device:
+                    call = from_host()
+                else:
+                    data = tuple(put(n, x) if x.__class__ is np.ndarray else x for n, x in enumerate(data))
+            with suppress(ValueError, TypeError):  # they are elsewhere, or padded
+                return results(call(*data))
         return results(called(*(put(n, x) for n, x in enumerate(data))))
 
     def run_and_regroup(*data: Any) -> tuple[Any, ...]:
@@ -173,8 +191,10 @@ def runner(
             return run_and_regroup(*data)
 
     if found.wide:
-        return XlaFunctions(run_wide, None)
-    return XlaFunctions(run_and_regroup, None) if leaving else XlaFunctions(run, None if entering else called)
+        return XlaFunctions(run_wide, None, None)
+    if leaving:
+        return XlaFunctions(run_and_regroup, None, None)
+    return XlaFunctions(run, None if entering else called, from_host if one_device else None)
 
 
 def _same(one: Held, t: TensorType, sharding: Any) -> bool:

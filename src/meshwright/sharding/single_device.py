@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from meshwright.core.current import current_device
+from meshwright.core.current import current_device, set_here
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshError, ShardingError
@@ -147,11 +147,11 @@ def default_device(device: Any) -> Iterator[None]:
     """
     own = vars(current_device)
     before = own.get("place", own)  # which no place is
-    current_device.place = as_default(device)
+    set_here(as_default(device))
     try:
         yield
     finally:
         if before is own:
             del current_device.place
         else:
-            current_device.place = before
+            set_here(before)
