@@ -52,6 +52,7 @@ from meshwright.jax import nn as nn
 from meshwright.jax import numpy as numpy
 from meshwright.jax import ops as ops
 from meshwright.jax import random as random
+from meshwright.jax import ref as ref
 from meshwright.jax import scipy as scipy
 from meshwright.jax import sharding as sharding
 from meshwright.jax import stages as stages
