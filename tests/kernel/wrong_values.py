@@ -315,6 +315,18 @@ def half_of_the_result_is_copied(x_ref, out_ref, sem):
     pltpu.async_copy(x_ref.at[0:4], out_ref.at[0:4], sem).wait()
 
 
+@wrong(UNSET, 1, [VMEM], in_specs=[ANY], out_specs=ANY)  # here
+def half_of_the_result_is_copied_and_read_again(x_ref, out_ref, block):
+    pltpu.sync_copy(x_ref.at[0:4], out_ref.at[0:4])
+    pltpu.sync_copy(out_ref.at[0:4], block.at[0:4])
+
+
+@wrong(UNSET, 1, out_specs=pl.BlockSpec(memory_space=pltpu.VMEM))  # here
+def half_of_the_result_is_worked_on_where_it_is(x_ref, out_ref):
+    out_ref[0:4] = x_ref[0:4]
+    out_ref[0:4] = out_ref[0:4] * 2
+
+
 @wrong(UNSET, 1, in_specs=[ANY], out_specs=ANY)  # here
 def a_pipeline_over_half_of_the_result(x_ref, out_ref):
     def body(x, out):

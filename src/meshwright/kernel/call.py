@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -139,7 +139,18 @@ class KernelCall:
     in_axes: tuple[frozenset[str], ...] = ()
     given: Any = None  # what ``pallas_call`` was given, for JAX's
 
-    @property
+    @cached_property
+    def names(self) -> list[str]:
+        """What the kernel calls each of its operands and results."""
+        arguments = zip(self.labels, (*self.in_trees, *self.out_trees), strict=False)
+        return [name for name, t in arguments for _ in range(t.num_leaves)]
+
+    @cached_property
+    def scalar_leaves(self) -> int:
+        """How many operands are numbers that index maps see."""
+        return sum(t.num_leaves for t in self.in_trees[: self.scalars])
+
+    @cached_property
     def parallel(self) -> list[int]:
         """The axes of the grid whose steps may be run in any order."""
         return [n for n, one in enumerate(self.params.dimension_semantics or ()) if semantics(one) != "arbitrary"]
@@ -233,7 +244,7 @@ class Runner:
     ) -> list[list[Data]]:
         """Operands of all devices that take no memory, where they do not decide what is asked for."""
         unknown = ""
-        head = sum(t.num_leaves for t in self.call.in_trees[: self.call.scalars])
+        head = self.call.scalar_leaves
         sizes = range(len(types) - self.call.grid.count(None), len(types))
         if any(known.get(n) is None for n in sizes):
             unknown = f"sizes of its grid are computed: {self.call.grid}"
@@ -396,7 +407,7 @@ def _require_written(call: KernelCall, machine: KernelMachine, ready: Sequence[_
     for operands in ready[:: call.cores]:
         for ref in operands.outs:
             if isinstance(ref, Ref) and ref.buffer.accesses is not None:
-                ref.buffer.accesses.require_defined(call.name, call.defined_at)
+                ref.buffer.accesses.require_defined(call.name, call.defined_at, len(operands.outs) == 1)
     params = call.params
     if params.collective_id is None or params.allow_collective_id_without_custom_barrier or machine.size == 1:
         return
@@ -489,10 +500,8 @@ def _prepare(
     grid = tuple(int(next(sizes)) if n is None else n for n in call.grid)
     check_grid(grid)
     shared = task.core > 0
-    scalar_leaves = sum(t.num_leaves for t in call.in_trees[: call.scalars])
+    scalar_leaves, names = call.scalar_leaves, call.names
     to_out = dict(call.aliases)
-    arguments = zip(call.labels, (*call.in_trees, *call.out_trees), strict=False)
-    names = [name for name, t in arguments for _ in range(t.num_leaves)]
 
     def operand(key: Any, label: str, kind: MemoryType, data: Data | None, place: Data | None = None) -> Ref:
         found = machine.memory.get((task.device, -1, key)) if shared and not kind.memory_space.of_core else None
@@ -538,7 +547,9 @@ def _prepare(
     else:
         pipeline.parallel = {axis: machine.schedule.order(axis, grid[axis]) for axis in call.parallel}
     pipeline.scalars = tuple(renest(scalars, call.in_trees[: call.scalars]))
-    wanted = pipeline.allocation_types([*ins, *outs])
+    if machine.wanted is None:
+        machine.wanted = pipeline.allocation_types([*ins, *outs])  # the same on every core
+    wanted = machine.wanted
     labels = [f"the window of {name}" for name in (*names[scalar_leaves : len(inputs)], *names[len(inputs) :])]
     slots = [
         None if one is None else tree.map(lambda wanted, label=label: scoped(task, wanted, label, made), one)

@@ -9,6 +9,7 @@ puts them there: devices along an axis of the program, or examples of a ``vmap``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -75,15 +76,9 @@ def _evaluate(
     front = tuple(size for _, size in rows)
     results = tuple(pool.empty(front + t.shape, t.dtype) for t in out)
     examples = [range(size) if not name else range(1) for name, size in rows]
-    devices = list(product(*(range(size) for _, size in mesh)))
+    devices = _devices(rows, mesh)
     for example in product(*examples):
-        places = []
-        for device in devices:
-            at = (
-                _coordinate(name, size, mesh, device) if name else n
-                for (name, size), n in zip(rows, example, strict=True)
-            )
-            places.append(tuple(at))
+        places = [tuple(n if at is None else at for n, at in zip(example, one, strict=True)) for one in devices]
         memory = [[result[_at(place)] for result in results] for place in places]
         found = kernel(dict(mesh), [[x[place] for x in inputs] for place in places], memory)
         for own, row in zip(memory, found, strict=True):
@@ -92,6 +87,13 @@ def _evaluate(
                     target[...] = data
     _require_same(kernel, out, rows, results)
     return results
+
+
+@lru_cache(maxsize=256)
+def _devices(rows: Axes, mesh: Axes) -> list[tuple[int | None, ...]]:
+    """Where each device of a mesh is along the axes of a program; None along those of a batch."""
+    every = product(*(range(size) for _, size in mesh))
+    return [tuple(_coordinate(name, size, mesh, device) if name else None for name, size in rows) for device in every]
 
 
 def _interval(axis: str, size: int) -> tuple[str, int, int]:

@@ -226,6 +226,7 @@ def sync_copy(src_ref: Ref, dst_ref: Ref, *, add: bool = False) -> None:
     copy = Transfer(task, src_ref, dst_ref, task.device, task.core, add, task.source())
     task.machine.start(copy, None, semaphore)
     task.machine.wait(task, semaphore, src_ref.data.nbytes, "waits for a copy")
+    semaphore.array.used.clear()  # they know each other
 
 
 def private_semaphore(task: KernelTask, label: str) -> Semaphore:

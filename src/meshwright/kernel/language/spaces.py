@@ -75,12 +75,11 @@ class MemorySpace(Enum):
     def __call__(self, shape: Sequence[int], dtype: Any) -> MemoryType:
         return memory_of(self, _sizes(shape, f"pltpu.{self.name}((8, 128), mnp.float32)"), dtypes.as_dtype(dtype))
 
-    @property
-    def addressable(self) -> bool:
-        """Whether loads and stores reach it."""
-        return self not in (MemorySpace.ANY, MemorySpace.HBM, MemorySpace.HOST)
+    __hash__ = object.__hash__  # there is one object of each
 
-    of_core = addressable  # whether each core has memory of its own there
+    def __init__(self, value: str) -> None:
+        self.addressable = value not in ("any", "hbm", "host")  # whether loads and stores reach it
+        self.of_core = self.addressable  # whether each core has memory of its own there
 
     def from_type(self, ty: Any) -> MemoryType:
         """Memory for an array of a shape and a dtype."""

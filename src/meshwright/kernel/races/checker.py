@@ -97,10 +97,10 @@ class AccessChecker:
             fix=f'"arbitrary" in the place of "parallel" for axis {axis} in dimension_semantics',
         )
 
-    def require_defined(self, name: str, home: Source | None) -> None:
+    def require_defined(self, name: str, home: Source | None, alone: bool) -> None:
         """Refuse a result of which some elements were never written, or hold what depends on memory nobody wrote.
 
-        One that the kernel itself reads is room to work in, too: of it a part may stay as it was.
+        One that the kernel itself reads is room to work in, if it has another result: of it a part may stay as it was.
         """
         whole = WholeBuffer(self.buffer.data.shape)
         if not any(value == 0 or value & UNDEFINED for value in self.access_map.written(whole)):
@@ -114,7 +114,7 @@ class AccessChecker:
                 f"\nand {count} of the {size} elements of {self.buffer.label}, a result, depend on them"
                 + (f":\n{line.show()}" if line else "")
             )
-        if self.was_read and count < size:
+        if self.was_read and count < size and not alone:
             return
         raise UninitializedError(
             f"{'All' if count == size else f'{count} of the {size}'} elements of {self.buffer.label}, "

@@ -90,6 +90,7 @@ class KernelMachine(Memories):
         self.collective_id: int | None = None
         self.parallel: list[int] = []  # the axes of the kernel's own grid that are said to be parallel
         self.grid_names: tuple[str | None, ...] = ()  # of the axes of the kernel's own grid
+        self.wanted: Any = None  # the windows of the kernel's own grid, once they are known
         if self.history is not None:
             for task in self.tasks:
                 # Event 1 of a task is its entering the kernel; after a barrier at entry all know of all.
@@ -449,6 +450,7 @@ class KernelMachine(Memories):
             else:
                 for semaphore in made:
                     semaphore.record = semaphore.last = None
+                made.used.clear()
         self.memory.clear()
         self.early.clear()
         for task in self.tasks:
@@ -459,6 +461,7 @@ class KernelMachine(Memories):
             for copy in self.history.copies:
                 copy.send = copy.receive = None
             self.history.copies.clear()
+        self.tasks.clear()  # they know the machine
 
 
 def _time(task: KernelTask) -> float:

@@ -127,9 +127,9 @@ class Memories:
         if isinstance(made, SemaphoreArray):
             made.scoped = True
             self.check_spent(made)
-            if self.history is None:
-                for semaphore in made:
-                    semaphore.record = None
+            for semaphore in made:
+                semaphore.record = semaphore.last = None
+            made.used.clear()
             return
         task.used[made.space] -= made.data.nbytes
         for copy in self.pending.values():
