@@ -409,6 +409,7 @@ def top_k(operand: ArrayLike, k: int, *, axis: int = -1, is_stable: bool = True)
     >>> lax.top_k(mnp.array([1.0, 4.0, 3.0]), 2)[1]
     Array([1, 2], dtype=int32)
     """
+    static_flag(is_stable, "is_stable of lax.top_k")
     x = value(operand)
     dim = axis_of(axis, x.ndim, "lax.top_k")
     last = x.ndim - 1
