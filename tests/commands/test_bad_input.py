@@ -100,23 +100,28 @@ CASES = {
     ),
     "a function that raises": (
         ["cost", "model.py:raises", "--args", "f32[4]"],
-        'model.py:raises raised ValueError: no such luck\n  at:   model.py:13   raise ValueError("no such luck")\n',
+        "model.py:raises raised ValueError.\n"
+        '  at:   model.py:13   raise ValueError("no such luck")\n'
+        "  why:  no such luck\n",
     ),
     "a function that leaves": (
         ["simulate", "model.py:leaves"],
-        "model.py:leaves raised SystemExit: 3\n  at:   model.py:22   raise SystemExit(3)\n",
+        "model.py:leaves raised SystemExit.\n  at:   model.py:22   raise SystemExit(3)\n  why:  3\n",
     ),
     "arguments that do not fit": (
         ["explain", "model.py:example"],
-        "The function that model.py:example gives raised TypeError: f() missing 1 required positional argument: 'w'\n",
+        "The function that model.py:example gives raised TypeError.\n"
+        "  why:  f() missing 1 required positional argument: 'w'\n",
     ),
     "a file that raises": (
         ["explain", "broken.py:f"],
-        "broken.py raised ZeroDivisionError: division by zero\n  at:   broken.py:2   x / 0\n",
+        "broken.py raised ZeroDivisionError.\n  at:   broken.py:2   x / 0\n  why:  division by zero\n",
     ),
     "a file that is not Python": (
         ["simulate", "syntax.py:f"],
-        "syntax.py raised SyntaxError: invalid syntax (syntax.py, line 1)\n  at:   syntax.py:1   def f(:\n",
+        "syntax.py raised SyntaxError.\n"
+        "  at:   syntax.py:1   def f(:\n"
+        "  why:  invalid syntax (syntax.py, line 1)\n",
     ),
     "a shape error in the user's function": (
         ["simulate", "model.py:f", "--args", "f32[4,3] f32[4,3]"],

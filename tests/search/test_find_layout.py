@@ -451,6 +451,32 @@ def test_code_for_jax_runs_there() -> None:
     assert (float(total), float(w.sum())) == (16.0, 0.0)
 
 
+def test_code_for_jax_takes_a_batch_in_its_parts() -> None:
+    jax = pytest.importorskip("jax")
+    args = {"w": shape(256, 512)}, shape(4096, 256), shape()
+
+    def made(grad: Any, np: Any, tree: Any) -> Any:
+        def step(params: Any, batch: Any, rate: Any) -> Any:
+            value, gradient = grad(lambda p: np.mean(np.tanh(batch @ p["w"]) ** 2))(params)
+            return value, tree.map(lambda p, g: p - rate * g, params, gradient)
+
+        return step
+
+    on: dict[str, Any] = {"topology": "h100 8", "fixed": {"data": 8}, "microbatches": 4, "batch_args": 1}
+    found = mw.find_layout(made(mw.value_and_grad, mnp, mw.tree), *args, **on, even=True).best
+    theirs = made(jax.value_and_grad, jax.numpy, jax.tree)
+    names: dict[str, Any] = {"step": theirs}
+    exec(found.code("jax"), names)
+    rng = np.random.default_rng(0)
+    given = jax.tree.map(lambda x: jax.numpy.asarray(rng.normal(size=x.shape), "float32"), args)
+    expected = theirs(*given)
+    lowered = names["step"].lower(*given)
+    for one, other in zip(jax.tree.leaves(names["step"](*given)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert mw.simulate(lowered.compile(), mw.hardware.Topology("h100", 8)).seconds == found.seconds
+    assert any(eqn.op.name == "scan" for eqn in lowered.compile().global_program.eqns)
+
+
 Pair = namedtuple("Pair", "w b")
 TREES = {
     "a tuple alone": (lambda p, x: tuple(q * 2.0 for q in p), (shape(16, 8), shape(8))),

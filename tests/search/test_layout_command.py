@@ -98,3 +98,41 @@ def test_what_is_refused(step: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     other.write_text("from meshwright import dist\nmodel = dist.GPT(layers=2, dim=64, heads=2)\n")
     assert main(["layout", str(other), "--chips", "8"]) == 2
     assert "has no step." in capsys.readouterr().err
+    other.write_text("model = 3, 4, 5\n")
+    assert main(["layout", str(other), "--chips", "8"]) == 2
+    assert capsys.readouterr().err == (
+        f"{other} has no step.\n"
+        "  why:  model is a tuple of 3 that begins with a value of type int, and a step is a configuration of init, "
+        "make_batch and train_step, or (step, params, batch), or (step, …) with other arguments\n"
+        "  fix:  def model(): return train_step, params, batch\n"
+    )
+
+
+DECODE = """
+import meshwright as mw
+import meshwright.numpy as mnp
+
+def decode(w, cache, x, position):
+    cache = cache.at[:, position].set(x @ w["in"])
+    return mnp.einsum("bsd,bd->bd", cache, x) @ w["out"], cache
+
+def model():
+    shape = lambda *dims: mw.ShapeDtypeStruct(dims, "bfloat16")
+    w = {"in": shape(1024, 1024), "out": shape(1024, 8192)}
+    return decode, w, shape(32, 512, 1024), shape(32, 1024), mw.ShapeDtypeStruct((), "int32")
+"""
+
+
+def test_a_step_of_other_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "decode.py"
+    path.write_text(DECODE)
+    assert main(["layout", str(path), "--chips", "4", "--top", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "in_shardings = mw.tree.map(" in out and "(w_specs, cache_specs, x_specs, position_specs,)" in out
+    assert "donate_argnums=(1,)" in out
+    assert main(["search", str(path), "--chips", "4"]) == 2
+    assert capsys.readouterr().err == (
+        f"{path} gives a step with 4 arguments.\n"
+        "  why:  a search is of a step of parameters and a batch: (step, params, batch)\n"
+        f"  fix:  meshwright layout {path}, or a step of (params, batch)\n"
+    )

@@ -297,11 +297,14 @@ def test_a_file_with_a_loss_alone_is_searched_by_its_gradient(tmp_path, capsys):
             " make_batch and train_step, or (step, params, batch)\n"
             "  fix:  model = dist.GPT(layers=12, dim=768, heads=12)\n",
         ),
-        ("x = 1 / 0", [], "{path} raised ZeroDivisionError: division by zero\n  at:   mine.py:1   x = 1 / 0\n"),
+        ("x = 1 / 0", [],
+         "{path} raised ZeroDivisionError.\n  at:   mine.py:1   x = 1 / 0\n  why:  division by zero\n"),
         ("def model(): return 1 / 0", [],
-         "{path}:model raised ZeroDivisionError: division by zero\n"
-         "  at:   mine.py:1   def model(): return 1 / 0\n"),
-        ("x = (", [], "{path} raised SyntaxError: '(' was never closed (mine.py, line 1)\n  at:   mine.py:1   x = (\n"),
+         "{path}:model raised ZeroDivisionError.\n"
+         "  at:   mine.py:1   def model(): return 1 / 0\n"
+         "  why:  division by zero\n"),
+        ("x = (", [],
+         "{path} raised SyntaxError.\n  at:   mine.py:1   x = (\n  why:  '(' was never closed (mine.py, line 1)\n"),
         (
             "def model(size): pass",
             [],

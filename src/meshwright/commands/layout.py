@@ -33,7 +33,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.epilog = assumptions(modes=False)
     parser.add_argument("program", metavar="FILE.py[:NAME]",
                         help="a Python file with a step: NAME, else `model`, else Config(): a configuration of init, "
-                        "make_batch and train_step, or a function that returns (step, params, batch)")  # fmt: skip
+                        "make_batch and train_step, or a function that returns (step, params, batch), or (step, …) with "
+                        "the arguments of another step")  # fmt: skip
     parser.add_argument("--config", metavar="FIELDS", help="fields of the file's configuration: layers=24,dim=1024")
     parser.add_argument("--batch", type=int, help="samples or sequences of a configuration's step (default: 512)")
     parser.add_argument("--chips", type=int, metavar="N",
@@ -66,14 +67,15 @@ def run(args: argparse.Namespace) -> int:
             why="a layout is looked for on all chips of a machine",
             fix=f"--chips {machine.size}, or --hardware '{machine.chip.name}' --chips {args.chips}",
         )
-    step, params, batch = step_of_file(args.program, args.config, args.batch)
+    step, *given = step_of_file(args.program, args.config, args.batch)
     memory = None if args.memory is None else args.memory * 1e9
     counts = None if args.microbatches is None else _numbers(args.microbatches)
     try:
         with as_typed():
             found = find_layout(
-                step, params, batch, topology=machine, batch_args=1, memory=memory, microbatches=counts,
-                even=args.even or args.jax, mode=args.mode, progress=lambda mesh: say(f"mesh {mesh} …"),
+                step, *given, topology=machine, batch_args=1 if len(given) == 2 else None, memory=memory,
+                microbatches=counts, even=args.even or args.jax, mode=args.mode,
+                progress=lambda mesh: say(f"mesh {mesh} …"),
             )  # fmt: skip
     except NoLayoutFits as error:
         error.where = ""  # the line of this command

@@ -81,19 +81,25 @@ def model_of_file(text: str, settings: str | None) -> FileModel:
             return FileModel(value, given)
         step = _step_of(module, value, _TRACED_BATCH)
         if step is not None:
+            if len(step) != 3:
+                raise MeshwrightError(
+                    f"{path} gives a step with {len(step) - 1} argument{'s' * (len(step) != 2)}.",
+                    why="a search is of a step of parameters and a batch: (step, params, batch)",
+                    fix=f"meshwright layout {text}, or a step of (params, batch)",
+                )
             rows = {leaf_type(x).shape[0] for x in tree.leaves(step[2]) if leaf_type(x).ndim}
             said = isinstance(value, tuple) or "batch" not in inspect.signature(module.make_batch).parameters
             return FileModel(traced(*step), min(rows) if said and rows else None)
     raise MeshwrightError(
         f"{path} has no model.",
-        why=f"{name or 'model'} is {kind_of(value)}, and a model is a dist.GPT, a dist.MLP, a configuration of init, "
+        why=f"{name or 'model'} is {_kind(value)}, and a model is a dist.GPT, a dist.MLP, a configuration of init, "
         "make_batch and train_step, or (step, params, batch)",
         fix="model = dist.GPT(layers=12, dim=768, heads=12)",
     )
 
 
-def step_of_file(text: str, settings: str | None, batch: int | None) -> tuple[Any, Any, Any]:
-    """The step of a Python file, as in `model_of_file`, its parameters and a batch, as shapes.
+def step_of_file(text: str, settings: str | None, batch: int | None) -> tuple[Any, ...]:
+    """The step of a Python file, as in `model_of_file`, and its arguments, most often parameters and a batch.
 
     A configuration is asked for a batch of that many samples, 512 if nothing is said.
     """
@@ -109,11 +115,18 @@ def step_of_file(text: str, settings: str | None, batch: int | None) -> tuple[An
     if found is None:
         raise MeshwrightError(
             f"{path} has no step.",
-            why=f"{name or 'model'} is {kind_of(value)}, and a step is a configuration of init, make_batch and "
-            "train_step, or (step, params, batch)",
+            why=f"{name or 'model'} is {_kind(value)}, and a step is a configuration of init, make_batch and "
+            "train_step, or (step, params, batch), or (step, …) with other arguments",
             fix="def model(): return train_step, params, batch",
         )
     return found
+
+
+def _kind(value: Any) -> str:
+    """What a value is, for a message; of a tuple, what it begins with."""
+    if not isinstance(value, tuple):
+        return kind_of(value)
+    return f"a tuple of {len(value)}" + (f" that begins with {kind_of(value[0])}" if value else "")
 
 
 def _value_of_file(text: str, settings: str | None) -> tuple[str, str, ModuleType, Any]:
@@ -134,11 +147,10 @@ def _value_of_file(text: str, settings: str | None) -> tuple[str, str, ModuleTyp
     return path, name, module, value
 
 
-def _step_of(module: ModuleType, value: Any, batch: int) -> tuple[Any, Any, Any] | None:
-    """A step, its parameters and a batch: as given, or of a file for a configuration, on shapes alone."""
+def _step_of(module: ModuleType, value: Any, batch: int) -> tuple[Any, ...] | None:
+    """A step and its arguments: as given, or of a file for a configuration, on shapes alone."""
     if isinstance(value, tuple):
-        given = len(value) == 3 and (callable(value[0]) or isinstance(value[0], Program))
-        return (value[0], value[1], value[2]) if given else None
+        return value if len(value) > 1 and (callable(value[0]) or isinstance(value[0], Program)) else None
     step = _step(module)
     if step is None or not all(hasattr(module, part) for part in _PARTS):
         return None

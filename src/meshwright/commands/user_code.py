@@ -45,7 +45,10 @@ def running(path: str, what: str, fix: str = "") -> Iterator[None]:
     except (Exception, SystemExit) as error:
         wrong = isinstance(error, TypeError | KeyError | IndexError | AttributeError)
         raise MeshwrightError(
-            f"{what} raised {_brief(error)}", where=_where(error), fix=fix if wrong else ""
+            f"{what} raised {type(error).__name__}.",
+            where=_where(error),
+            why=_brief(error),
+            fix=fix if wrong else "",
         ) from error
     finally:
         if sys.path == before:
@@ -53,10 +56,9 @@ def running(path: str, what: str, fix: str = "") -> Iterator[None]:
 
 
 def _brief(error: BaseException) -> str:
-    """The exception and the first lines of what it says."""
-    text = str(error).strip()
-    name = type(error).__name__
-    return f"{name}: {text if len(text) <= 2000 else text[:2000] + '…'}" if text else f"{name}."
+    """The first lines of what an exception says."""
+    text = str(error).strip() or "it says nothing more"
+    return text if len(text) <= 2000 else text[:2000] + "…"
 
 
 def _where(error: BaseException) -> str:

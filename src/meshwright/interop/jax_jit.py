@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cache, update_wrapper
 from typing import Any, NamedTuple
 
+from meshwright.api.microbatched import checked_arguments, microbatched
 from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.compile.compiled import Compiled, Lowered
 from meshwright.compile.jit import jit as jit_here
@@ -44,6 +45,8 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     hardware: Any = None,
+    microbatches: int = 1,
+    batch_args: int | Sequence[int] = (),
 ) -> JaxJitted:
     """A function of JAX as one that is partitioned here: it takes and returns JAX's arrays, in the containers of ``f``.
 
@@ -51,6 +54,7 @@ def jit(
     a mesh say where they are, as they do there; shardings are JAX's, or those of this package.
     ``lower(*args).compile()`` can be asked what ``mw.jit`` can: ``explain()``, ``collectives``, ``memory()``,
     ``simulate(...)``. Under ``jax.jit`` it is one op, without a derivative: take ``jax.grad`` inside of ``f``.
+    With ``microbatches`` the arguments at ``batch_args`` come in so many parts, as by `mw.microbatched`.
 
     >>> import jax, jax.numpy as jnp
     >>> f = jit(lambda w, x: jnp.tanh(x @ w).sum())
@@ -58,9 +62,25 @@ def jit(
     5.7842
     """
     needed()
+    if microbatches != 1 and batch_args == ():
+        raise MeshwrightError(
+            f"There are {microbatches!r} microbatches, and no batch.",
+            where=here(),
+            why="batch_args are the positions of the arguments whose first dim is the batch",
+            fix="batch_args=1",
+        )
+    parts = Microbatches(microbatches, _numbers(batch_args))
     return JaxJitted(
-        f, in_shardings, out_shardings, _numbers(donate_argnums), _numbers(static_argnums), static_argnames, hardware
-    )
+        f, in_shardings, out_shardings, _numbers(donate_argnums), _numbers(static_argnums), static_argnames, hardware,
+        parts,
+    )  # fmt: skip
+
+
+class Microbatches(NamedTuple):
+    """In how many parts a batch comes, and the positions of the arguments that have it."""
+
+    count: int
+    arguments: tuple[int, ...]
 
 
 class JaxCall(NamedTuple):
@@ -149,9 +169,10 @@ class JaxJitted:
         static_numbers: tuple[int, ...],
         static_names: str | Sequence[str],
         hardware: Any,
+        parts: Microbatches,
     ) -> None:
         update_wrapper(self, function)
-        self._hardware = hardware
+        self._hardware, self._parts = hardware, parts
         self._function = function
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         names = (static_names,) if isinstance(static_names, str) else tuple(static_names)
@@ -201,6 +222,8 @@ class JaxJitted:
         names, nested, order = _by_name(paths, self._names_of(args))
         donated = {self._names_of(args, static=True)[n] for n in self._donated if n < len(args)}
         flat = _flat(Reader().function(closed), names, order, getattr(self, "__name__", "f"))
+        if self._parts.count != 1:
+            flat = microbatched(flat, self._parts.count, batch_args=self._batch(args, paths, nested))
         jitted = jit_here(
             flat,
             out_shardings=tuple(_ours(s, mesh) for s in results) if any(s is not None for s in results) else None,
@@ -254,6 +277,13 @@ class JaxJitted:
         """What the arguments by position are called, those that are static included or not."""
         known = [*self._parameters, *(f"argument{n}" for n in range(len(self._parameters), len(args)))]
         return [known[n] for n in range(len(args)) if static or n not in self._static_numbers]
+
+    def _batch(self, args: Sequence[Any], paths: Sequence[Any], nested: Sequence[Any]) -> list[int]:
+        """Which of the named arguments are the batch."""
+        asked = checked_arguments(self._parts.arguments, len(args), getattr(self, "__name__", "f"))
+        moving = [n for n in range(len(args)) if n not in self._static_numbers]
+        mine = {n for n, path in enumerate(paths) if path[0].idx == 0 and moving[path[1].idx] in asked}
+        return [k for k, part in enumerate(nested) if mine.intersection(tree.leaves(part))]
 
     def _argument_shardings(self, call: JaxCall, args: Sequence[Any]) -> list[Any]:
         """Where arguments are to be: as asked for, or else where they are."""

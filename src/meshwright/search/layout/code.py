@@ -39,11 +39,13 @@ def code_of(layout: FoundLayout, to: str) -> str:
     lines.append(f"out_shardings = {outs}")
     donate, name = step.donate, _identifier(step.name)
     extra = f", donate_argnums={donate}" if donate else ""
-    if step.microbatches > 1 and jax:
-        lines.append(f"# {name} with its batch in {step.microbatches} parts, whose gradients a jax.lax.scan sums:")
+    call = "jax.jit" if jax else "mw.jit"
+    if step.microbatches > 1 and jax:  # JAX has nothing that takes a step apart: it is partitioned here, and XLA runs it
+        call = "mw.interop.jax.jit"
+        lines.insert(0, "import meshwright as mw")
+        extra += f", microbatches={step.microbatches}, batch_args={step.batch_args}"
     elif step.microbatches > 1:
         lines.append(f"{name} = mw.microbatched({name}, {step.microbatches}, batch_args={step.batch_args})")
-    call = "jax.jit" if jax else "mw.jit"
     lines.append(f"{name} = {call}({name}, in_shardings=in_shardings, out_shardings=out_shardings{extra})")
     if layout.constraints and not layout.written:
         constraint = "jax.lax.with_sharding_constraint" if jax else "mw.lax.with_sharding_constraint"

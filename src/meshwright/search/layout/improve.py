@@ -8,7 +8,7 @@ from math import inf, prod
 
 from meshwright.core import tree
 from meshwright.search.layout.found import FoundLayout
-from meshwright.search.layout.searching import SIMULATED, Candidate, LayoutSearch, correct, mesh_of, split_name
+from meshwright.search.layout.searching import SIMULATED, Candidate, LayoutSearch, correct, mesh_of
 from meshwright.search.layout.usual import Layouts, fsdp, split_batch, usual_layouts
 from meshwright.search.layout.ways import blocks
 from meshwright.sharding.mesh import Mesh
@@ -72,9 +72,9 @@ def _fastest(search: LayoutSearch) -> FoundLayout:
 def _simulate(search: LayoutSearch, one: Candidate, given: Sequence[TensorSharding], whole: bool) -> FoundLayout:
     """Simulate a candidate: by its arguments alone, and with its constraints."""
     machine = search.machine(one.model.mesh.shape)
-    plain = search.simulated(given, machine, split_name(search.step, given), {}, whole)
+    plain = search.simulated(given, machine, {}, whole)
     if plain.seconds > one.seconds * (NEAR if search.is_large else 1.0) or not plain.fits:
-        search.simulated(given, machine, f"{split_name(search.step, given)}, constraints", search.specs(one))
+        search.simulated(given, machine, search.specs(one))
     return plain
 
 
@@ -85,11 +85,10 @@ def _simulate_split_batch(search: LayoutSearch, sizes: Mapping[str, int]) -> Non
     split = [split_batch(search, sizes, True), fsdp(search, whole, mesh_of(sizes).axes, largest=True)]
     held = sum(t.nbytes / blocks(s, t) for t, s in zip(search.step.types, whole, strict=True))
     for given in dict.fromkeys([*[whole] * (held <= search.memory), *split]):
-        name = "batch" if given == whole else "batch, parameters"
-        search.simulated(given, search.machine(sizes), name, {})
+        search.simulated(given, search.machine(sizes), {})
     last = search.step.last_of_batch  # where nothing says which argument is the batch, it is rather the last
     if held <= search.memory and 0 < len(last) < len(search.step.batch):
-        search.simulated(split_batch(search, sizes, False, last), search.machine(sizes), "batch", {})
+        search.simulated(split_batch(search, sizes, False, last), search.machine(sizes), {})
 
 
 def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> None:
@@ -102,7 +101,7 @@ def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -
     for one in [one for one, found in taken if found is None][:most]:
         best = _fastest(search)
         if not best.fits or one.seconds <= FAR * over * best.seconds:
-            found = search.simulated(one.given, search.machine(one.sizes), one.name, {})
+            found = search.simulated(one.given, search.machine(one.sizes), {})
             over = max(over, one.seconds / found.seconds if found.seconds else 1.0)
 
 
@@ -115,7 +114,7 @@ def simulate_all(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> b
         return False
     for sizes, space in zip(meshes, spaces, strict=True):
         for given in product(*space):
-            search.simulated(given, search.machine(sizes), split_name(search.step, given), {})
+            search.simulated(given, search.machine(sizes), {})
     return True
 
 
@@ -142,7 +141,7 @@ def _climbed(search: LayoutSearch, best: FoundLayout, changes: Changes) -> Itera
         improved = False
         for tried in changes.of(best):
             known = len(search.made)
-            found = search.simulated(tried, machine, split_name(search.step, tried), {})
+            found = search.simulated(tried, machine, {})
             if len(search.made) > known:
                 yield found
             if _rank(found) < (_rank(best)[0], _rank(best)[1] * (1 - 1e-9)):

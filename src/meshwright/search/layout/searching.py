@@ -168,7 +168,7 @@ class LayoutSearch:
         return found
 
     def simulated(
-        self, given: Sequence[TensorSharding], machine: Topology, name: str, specs: Specs, whole: bool = False
+        self, given: Sequence[TensorSharding], machine: Topology, specs: Specs, whole: bool = False
     ) -> FoundLayout:
         """A layout of arguments, with constraints or without, simulated once: the whole step, or with few layers."""
         key = (*given, frozenset(specs.items()))
@@ -180,6 +180,7 @@ class LayoutSearch:
                 else partial(short.taken, [s.to_named() for s in given], machine, specs, self.mode)
             )
             everywhere = specs if self.short is None else self.short.everywhere(specs)
+            name = split_name(self.step, given) + ", constraints" * bool(specs)
             self.made[key] = self.step.laid_out(given, machine, name, everywhere, self.memory, self.mode, taken)
         return self.made[key]
 

@@ -23,7 +23,6 @@ Layouts = tuple[TensorSharding, ...]
 class UsualLayout(NamedTuple):
     """Shardings of arguments that somebody might write, on a mesh, and the seconds that are estimated for them."""
 
-    name: str
     sizes: Mapping[str, int]
     given: Layouts
     seconds: float
@@ -33,10 +32,10 @@ def usual_layouts(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> 
     """Usual layouts on the meshes, what is estimated to be the fastest first."""
     found: dict[Layouts, UsualLayout] = {}
     for n, sizes in enumerate(meshes):
-        for name, given in _on(search, sizes, all_axes=n == 0):
+        for given in _on(search, sizes, all_axes=n == 0):
             one = search.restricted(sizes, lambda n, s, given=given: s == given[n])  # type: ignore[misc]
             if one is not None:
-                found.setdefault(given, UsualLayout(name, sizes, given, one.seconds))
+                found.setdefault(given, UsualLayout(sizes, given, one.seconds))
     return sorted(found.values(), key=lambda one: one.seconds)
 
 
@@ -51,18 +50,18 @@ def split_batch(
     return fsdp(search, whole, axes, largest=False) if split else whole
 
 
-def _on(search: LayoutSearch, sizes: Mapping[str, int], all_axes: bool) -> Iterator[tuple[str, Layouts]]:
+def _on(search: LayoutSearch, sizes: Mapping[str, int], all_axes: bool) -> Iterator[Layouts]:
     """The usual layouts on one mesh; those in which all its axes are one axis are the same on every mesh."""
     mesh, step = mesh_of(sizes), search.step
     axes = [axis for axis in mesh.axes if axis.size > 1]
     if all_axes:
         whole = split_batch(search, sizes, False)
-        yield "batch", whole
-        yield "batch, parameters", split_batch(search, sizes, True)
-        yield "batch, parameters", fsdp(search, whole, axes, largest=True)
+        yield whole
+        yield split_batch(search, sizes, True)
+        yield fsdp(search, whole, axes, largest=True)
         tensor = search.restricted(sizes, lambda n, s: bool(_axes(s)) == (n not in step.batch and len(s.dims) > 1))
         if tensor is not None:
-            yield "tensor parallel", search.inputs(tensor)
+            yield search.inputs(tensor)
     if len(axes) == 2:
         for data, model in (axes, axes[::-1]):
             yield from _both(search, sizes, [data], model)
@@ -72,7 +71,7 @@ def _on(search: LayoutSearch, sizes: Mapping[str, int], all_axes: bool) -> Itera
 
 def _both(
     search: LayoutSearch, sizes: Mapping[str, int], data: Sequence[AxisRef], model: AxisRef
-) -> Iterator[tuple[str, Layouts]]:
+) -> Iterator[Layouts]:
     """The batch in parts along some axes, and tensor parallel along another; parameters in parts along the last of
     those of the batch."""
     step = search.step
@@ -90,10 +89,10 @@ def _both(
         if tensor is None:
             return
         given = search.inputs(tensor)
-        yield "data and tensor parallel", given
-        yield "FSDP and tensor parallel", fsdp(search, given, data[-1:], largest=True)
+        yield given
+        yield fsdp(search, given, data[-1:], largest=True)
         if any(longer[n] != rows[n] for n in step.batch):
-            yield "sequence parallel", tuple(longer[n] if n in step.batch else s for n, s in enumerate(given))
+            yield tuple(longer[n] if n in step.batch else s for n, s in enumerate(given))
 
 
 def _axes(s: TensorSharding) -> set[str]:
