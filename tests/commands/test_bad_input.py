@@ -119,9 +119,7 @@ CASES = {
     ),
     "a file that is not Python": (
         ["simulate", "syntax.py:f"],
-        "syntax.py raised SyntaxError.\n"
-        "  at:   syntax.py:1   def f(:\n"
-        "  why:  invalid syntax (syntax.py, line 1)\n",
+        "syntax.py raised SyntaxError.\n  at:   syntax.py:1   def f(:\n  why:  invalid syntax (syntax.py, line 1)\n",
     ),
     "a shape error in the user's function": (
         ["simulate", "model.py:f", "--args", "f32[4,3] f32[4,3]"],

@@ -33,8 +33,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.epilog = assumptions(modes=False)
     parser.add_argument("program", metavar="FILE.py[:NAME]",
                         help="a Python file with a step: NAME, else `model`, else Config(): a configuration of init, "
-                        "make_batch and train_step, or a function that returns (step, params, batch), or (step, …) with "
-                        "the arguments of another step")  # fmt: skip
+                        "make_batch and train_step, or a function that returns (step, params, batch), or (step, …) "
+                        "with the arguments of another step")  # fmt: skip
     parser.add_argument("--config", metavar="FIELDS", help="fields of the file's configuration: layers=24,dim=1024")
     parser.add_argument("--batch", type=int, help="samples or sequences of a configuration's step (default: 512)")
     parser.add_argument("--chips", type=int, metavar="N",

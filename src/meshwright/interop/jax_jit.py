@@ -69,17 +69,16 @@ def jit(
             why="batch_args are the positions of the arguments whose first dim is the batch",
             fix="batch_args=1",
         )
-    parts = Microbatches(microbatches, _numbers(batch_args))
     return JaxJitted(
         f, in_shardings, out_shardings, _numbers(donate_argnums), _numbers(static_argnums), static_argnames, hardware,
-        parts,
+        Microbatches(microbatches, _numbers(batch_args)),
     )  # fmt: skip
 
 
 class Microbatches(NamedTuple):
     """In how many parts a batch comes, and the positions of the arguments that have it."""
 
-    count: int
+    parts: int
     arguments: tuple[int, ...]
 
 
@@ -169,10 +168,10 @@ class JaxJitted:
         static_numbers: tuple[int, ...],
         static_names: str | Sequence[str],
         hardware: Any,
-        parts: Microbatches,
+        microbatches: Microbatches,
     ) -> None:
         update_wrapper(self, function)
-        self._hardware, self._parts = hardware, parts
+        self._hardware, self._microbatches = hardware, microbatches
         self._function = function
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         names = (static_names,) if isinstance(static_names, str) else tuple(static_names)
@@ -222,8 +221,8 @@ class JaxJitted:
         names, nested, order = _by_name(paths, self._names_of(args))
         donated = {self._names_of(args, static=True)[n] for n in self._donated if n < len(args)}
         flat = _flat(Reader().function(closed), names, order, getattr(self, "__name__", "f"))
-        if self._parts.count != 1:
-            flat = microbatched(flat, self._parts.count, batch_args=self._batch(args, paths, nested))
+        if self._microbatches.parts != 1:
+            flat = microbatched(flat, self._microbatches.parts, batch_args=self._batch(args, paths, nested))
         jitted = jit_here(
             flat,
             out_shardings=tuple(_ours(s, mesh) for s in results) if any(s is not None for s in results) else None,
@@ -280,7 +279,7 @@ class JaxJitted:
 
     def _batch(self, args: Sequence[Any], paths: Sequence[Any], nested: Sequence[Any]) -> list[int]:
         """Which of the named arguments are the batch."""
-        asked = checked_arguments(self._parts.arguments, len(args), getattr(self, "__name__", "f"))
+        asked = checked_arguments(self._microbatches.arguments, len(args), getattr(self, "__name__", "f"))
         moving = [n for n in range(len(args)) if n not in self._static_numbers]
         mine = {n for n, path in enumerate(paths) if path[0].idx == 0 and moving[path[1].idx] in asked}
         return [k for k, part in enumerate(nested) if mine.intersection(tree.leaves(part))]

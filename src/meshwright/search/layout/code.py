@@ -40,7 +40,7 @@ def code_of(layout: FoundLayout, to: str) -> str:
     donate, name = step.donate, _identifier(step.name)
     extra = f", donate_argnums={donate}" if donate else ""
     call = "jax.jit" if jax else "mw.jit"
-    if step.microbatches > 1 and jax:  # JAX has nothing that takes a step apart: it is partitioned here, and XLA runs it
+    if step.microbatches > 1 and jax:  # nothing of JAX takes a step apart: this is partitioned here, and XLA runs it
         call = "mw.interop.jax.jit"
         lines.insert(0, "import meshwright as mw")
         extra += f", microbatches={step.microbatches}, batch_args={step.batch_args}"

@@ -69,9 +69,7 @@ def _on(search: LayoutSearch, sizes: Mapping[str, int], all_axes: bool) -> Itera
         yield from _both(search, sizes, axes[:2], axes[2])
 
 
-def _both(
-    search: LayoutSearch, sizes: Mapping[str, int], data: Sequence[AxisRef], model: AxisRef
-) -> Iterator[Layouts]:
+def _both(search: LayoutSearch, sizes: Mapping[str, int], data: Sequence[AxisRef], model: AxisRef) -> Iterator[Layouts]:
     """The batch in parts along some axes, and tensor parallel along another; parameters in parts along the last of
     those of the batch."""
     step = search.step
