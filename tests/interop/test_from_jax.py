@@ -371,6 +371,72 @@ def test_containers_that_jax_knows() -> None:
     close(gradient(layer, x).weight, np.broadcast_to(x.sum(0)[:, None], (3, 3)), "of a container")
 
 
+def test_arrays_and_structs_of_jax_are_laid_out_as_jax_has_them() -> None:
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(MESH, SPEC(*spec)))
+    w, x = put(normal(8, 4), None, "y"), put(normal(16, 8), "x")
+    step = mw.jit(from_jax(lambda w, x, s: jnp.tanh(x @ w) * s))
+    compiled = step.lower(w, x, jnp.float32(2.0)).compile()
+    assert [str(one.spec) for one in compiled.input_shardings[0]] == ["P(None, 'y')", "P('x', None)", "P()"]
+    assert str(mw.typeof(compiled(w, x, 2.0))) == "float32[16@x,4@y]"
+    found = step(w, x, jnp.float32(2.0))
+    assert str(mw.typeof(found)) == "float32[16@x,4@y]"
+    close(found, np.tanh(np.asarray(x) @ np.asarray(w)) * 2, "where JAX had it")
+    struct = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    same = step.lower(struct(w), struct(x), jax.ShapeDtypeStruct((), jnp.float32)).compile()
+    assert same.input_shardings == compiled.input_shardings
+    one = step.lower(jnp.ones((8, 4)), jnp.ones((16, 8)), 2.0).compile()  # on the default device, which is none of ours
+    np.testing.assert_allclose(np.asarray(one(np.asarray(w), np.asarray(x), 2.0)), np.asarray(found), rtol=1e-6)
+
+
+def test_explicit_axes_of_jax() -> None:
+    """JAX checks the specs of a shard_map, and gradients over a split batch, against the types of its arguments."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, SPEC(*spec)))
+
+    @jax.shard_map(mesh=mesh, in_specs=(SPEC("x"), SPEC(None, "y")), out_specs=SPEC("x", "y"))
+    def layer(x: Any, w: Any) -> Any:
+        return jnp.tanh(x @ w)
+
+    def loss(w: Any, x: Any) -> Any:
+        assert jax.typeof(x).sharding.spec == SPEC("x", None)
+        return jnp.mean(jnp.einsum("bf,gf->bg", layer(x, w), w, out_sharding=SPEC("x", None)) ** 2)
+
+    args = put(normal(8, 12), None, "y"), put(normal(4, 8), "x")
+    with jax.set_mesh(mesh):
+        expected = jax.jit(jax.value_and_grad(loss))(*args)
+        close(mw.jit(from_jax(jax.value_and_grad(loss)))(*args), expected, "jitted")
+        compiled = mw.jit(from_jax(jax.value_and_grad(loss))).lower(*args).compile()
+        close(compiled(*args), expected, "compiled")
+        close(mw.jit(mw.value_and_grad(from_jax(loss)))(*args), expected, "differentiated here")
+    assert {(one.axes, one.kind) for one in compiled.collectives} == {(("y",), "all_reduce"), (("x",), "all_reduce")}
+
+
+def test_keys_of_jax_are_arguments_and_results() -> None:
+    key, x = jax.random.key(3), normal(4)
+
+    def noisy(key: Any, x: Any) -> Any:
+        key, own = jax.random.split(key)
+        return x + jax.random.normal(own, (4,)), key
+
+    def stacked(keys: Any) -> Any:
+        return jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+
+    expected, following = noisy(key, x)
+    step = mw.jit(from_jax(noisy))
+    for found, again in (from_jax(noisy)(key, x), step(key, x), step.lower(key, x).compile()(key, x)):
+        np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-6)
+        assert again.shape == () and again.dtype == mw.random.key_dtype()
+        np.testing.assert_array_equal(np.asarray(mw.random.key_data(again)), jax.random.key_data(following))
+    np.testing.assert_allclose(np.asarray(step(again, x)[0]), np.asarray(noisy(following, x)[0]), rtol=1e-6)
+    keys = jax.random.split(key, 3)
+    np.testing.assert_allclose(np.asarray(mw.jit(from_jax(stacked))(keys)), np.asarray(stacked(keys)), rtol=1e-6)
+    gradient = mw.jit(mw.grad(from_jax(lambda key, x: (noisy(key, x)[0] ** 2).sum()), 1))(key, x)
+    np.testing.assert_allclose(np.asarray(gradient), 2 * np.asarray(expected), rtol=1e-6)
+    with pytest.raises(MeshwrightError) as error:
+        step(jax.random.key(0, impl="rbg"), x)
+    assert error.value.what == "Random numbers of key<rbg> are not those of this package."
+
+
 def test_errors() -> None:
     def printing(x: Any) -> Any:
         jax.debug.print("{}", x)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from meshwright.arrays.operands import as_dtype
@@ -112,9 +114,52 @@ def typeof(x: Any) -> TensorType:
     return type.with_(sharding=sharding.to_tensor_sharding(type.ndim)) if hasattr(sharding, "spec") else type
 
 
+def is_of_jax(x: Any) -> bool:
+    """Whether an argument is an array of JAX's, or its ``ShapeDtypeStruct``."""
+    return type(x).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(x, "sharding")
+
+
+_said_by_jax: ContextVar[tuple[Any, ...]] = ContextVar("said_by_jax", default=())
+
+
+@contextmanager
+def typed_by_jax(leaves: Sequence[Any]) -> Iterator[None]:
+    """While a function is traced for these arguments, its functions of JAX are traced with the shardings that JAX has
+    in their types: over Explicit axes."""
+    found = tuple(x if is_of_jax(x) and any("Explicit" in str(t) for t in _axis_types(x)) else None for x in leaves)
+    token = _said_by_jax.set(found if any(x is not None for x in found) else ())
+    try:
+        yield
+    finally:
+        _said_by_jax.reset(token)
+
+
+def _axis_types(x: Any) -> tuple[Any, ...]:
+    return getattr(getattr(x.sharding, "mesh", None), "axis_types", ())
+
+
+def said_by_jax(leaves: Sequence[Any]) -> Sequence[Any]:
+    """The shardings in JAX's types of these values, if they are the arguments of the function that is traced."""
+    said = _said_by_jax.get()
+    if len(said) != len(leaves) or any(
+        j is not None and j.shape != getattr(x, "shape", None) for j, x in zip(said, leaves, strict=True)
+    ):
+        return [None] * len(leaves)
+    return [None if j is None else j.sharding for j in said]
+
+
+def leaf_array(x: Any) -> Value:
+    """A leaf as a value, as `to_array` has it; arrays of JAX can be keys, too."""
+    if not is_of_jax(x):
+        return to_array(x)
+    from meshwright.interop.jaxpr.arguments import numbers_of
+
+    return numbers_of(x)
+
+
 def leaf_type(x: Any) -> TensorType:
     """The type of a leaf: an array, a number, or a ShapeDtypeStruct in its place."""
-    return x.type if isinstance(x, Value | ShapeDtypeStruct) else to_array(x).type
+    return x.type if isinstance(x, Value | ShapeDtypeStruct) else leaf_array(x).type
 
 
 def leaf_value(x: Any, what: str, enter: bool = True) -> Value:
@@ -129,7 +174,7 @@ def leaf_value(x: Any, what: str, enter: bool = True) -> Value:
             return state.builder.entering(x)  # type: ignore[no-any-return]
         return x
     try:
-        return to_array(x)
+        return leaf_array(x)
     except (ShapeError, TypeError, ValueError):
         raise TreeError(
             f"{what[0].upper()}{what[1:]} is not an array or a number: its type is {type(x).__name__}.",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from meshwright.arrays.tracing import ShapeDtypeStruct
+from meshwright.arrays.tracing import ShapeDtypeStruct, leaf_array
 from meshwright.compile.diff import CommsDiff
 from meshwright.compile.direct import ANY, WrittenCall, called_by
 from meshwright.compile.engines import check_engine
@@ -15,7 +15,7 @@ from meshwright.core.files import write_whole
 from meshwright.core.first_use import no_attribute
 from meshwright.core.program import Program
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Value, to_array
+from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
 from meshwright.engine.chunks import Repeated
 from meshwright.errors import MeshwrightError, ShapeError, TreeError
@@ -85,7 +85,7 @@ class Compiled:
     def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call on any arguments; the second one on arrays writes a direct call for those like them."""
         leaves, in_tree = tree.flatten((args, kwargs))
-        values = [to_array(x) for x in leaves]
+        values = [x if x.__class__ is Array else leaf_array(x) for x in leaves]
         if in_tree != self._in_tree:
             was, now = (tree.unflatten(t, range(t.num_leaves)) for t in (self._in_tree, in_tree))
             raise TreeError(
@@ -429,8 +429,9 @@ def _outline(arguments: Any) -> str:
 
 
 def _fits(x: Value, t: TensorType) -> bool:
-    """Whether a value has a type; one that was put nowhere goes where the type says."""
-    return x.type is t or (getattr(x, "_sharding", None) is None and x.type is t.with_(sharding=None))
+    """Whether a value has a type; one that was put nowhere goes where the type says, a number is of its dtype."""
+    have = x.type if x.type.weak is t.weak else x.type.with_(weak=t.weak)
+    return have is t or (getattr(x, "_sharding", None) is None and have is t.with_(sharding=None))
 
 
 def _out_info(structure: tree.TreeDef, types: Sequence[TensorType]) -> Any:

@@ -11,12 +11,15 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 from meshwright.arrays.tracing import (
+    ShapeDtypeStruct,
     TracedFunction,
     argument_numbers,
     check_function,
+    is_of_jax,
     leaf_type,
     leaf_value,
     trace_flat,
+    typed_by_jax,
 )
 from meshwright.compile.compiled import Compiled, JitCall, Lowered, TracedCall
 from meshwright.compile.direct import WrittenCall, called_by
@@ -147,7 +150,8 @@ class Jitted:
             alike = (*settings, *types, _as_laid_out(where, types))
             compiled = self._alike.get(alike)
             if compiled is None:
-                start, stages, device = self._start(in_tree, statics, types, where)
+                with typed_by_jax(tree.leaves((args, kwargs))):
+                    start, stages, device = self._start(in_tree, statics, types, where)
                 compiled = self._alike[alike] = Executable(replace(start, engine=engine), stages, device)
             self._compiled[key] = compiled
         return compiled
@@ -183,11 +187,13 @@ class Jitted:
         }
         """
         statics, args, kwargs = self._separate(args, kwargs)
-        leaves, in_tree = tree.flatten((args, kwargs))
+        given, in_tree = tree.flatten((args, kwargs))
+        leaves = [_standing_for(x) if is_of_jax(x) else x for x in given]
         types = tuple(leaf_type(x) for x in leaves)
         places = [x._sharding if x.__class__ is Array else getattr(x, "sharding", None) for x in leaves]
         where = self._where(args, kwargs, statics, places, types)
-        start, stages, device = self._start(in_tree, statics, types, where)
+        with typed_by_jax(given):
+            start, stages, device = self._start(in_tree, statics, types, where)
         name = getattr(self.fun, "__name__", "function")
         call = JitCall(name, self._parameters(statics, len(args)), in_tree, start.out_tree, start.placement)
 
@@ -404,10 +410,21 @@ def _check_devices(mesh: Any, named: Sequence[Any]) -> None:
             )
 
 
+def _standing_for(x: Any) -> ShapeDtypeStruct:
+    from meshwright.interop.jaxpr.arguments import standing_for
+
+    return standing_for(x)
+
+
 def _concrete(x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Array:
     """A leaf of the arguments as an array; the arguments are there to name it in an error."""
     try:
-        value = to_array(x)
+        if is_of_jax(x):
+            from meshwright.interop.jaxpr.arguments import array_of
+
+            value = array_of(x)
+        else:
+            value = to_array(x)
     except (MeshwrightError, TypeError, ValueError):
         found = zip(tree.leaves((args, kwargs)), tree.argument_names(args, kwargs), strict=True)
         value = leaf_value(x, next(name for leaf, name in found if leaf is x))

@@ -675,7 +675,8 @@ def _copied(x: Any) -> Array:
             data = data.astype(kept)
     elif data is x or data.base is not None:
         data = data.copy()
-    return Array(data, TensorType(data.shape, data.dtype))
+    weak = getattr(x, "weak_type", False) is True  # of JAX's arrays
+    return Array(data, TensorType(data.shape, data.dtype, weak))
 
 
 def ragged() -> ShapeError:

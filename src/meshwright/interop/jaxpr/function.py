@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays.tracing import ShapeDtypeStruct, check_function
-from meshwright.core.trace import Value, to_array
+from meshwright.arrays.tracing import ShapeDtypeStruct, check_function, leaf_array, said_by_jax
+from meshwright.core.trace import Value
+from meshwright.interop.jaxpr.keys import is_key
 from meshwright.interop.jaxpr.reader import Reader
+from meshwright.random.keys import is_typed, key_data, typed
 
 
 def reading(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,19 +25,31 @@ def reading(f: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(f)
     def function(*args: Any, **kwargs: Any) -> Any:
         leaves, containers = jax.tree.flatten((args, kwargs))
-        given, named = jax.tree.unflatten(containers, [_as_jax_has_it(x) for x in leaves])
+        standing = [_as_jax_has_it(x, said) for x, said in zip(leaves, said_by_jax(leaves), strict=True)]
+        given, named = jax.tree.unflatten(containers, standing)
         traced = jitted.trace(*given, **named)
-        outs = Reader().function(traced.jaxpr)(*map(to_array, leaves))
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
+        outs = Reader().function(traced.jaxpr)(*map(_as_read, leaves))
+        infos, results = jax.tree.flatten(traced.out_info)
+        return jax.tree.unflatten(
+            results, [typed(x) if is_key(info) else x for x, info in zip(outs, infos, strict=True)]
+        )
 
     return function
 
 
-def _as_jax_has_it(x: Any) -> Any:
-    """What stands for a leaf while JAX traces: its shape and dtype; numbers are themselves."""
+def _as_jax_has_it(x: Any, sharding: Any = None) -> Any:
+    """What stands for a leaf while JAX traces: its shape and dtype, and a sharding; numbers are themselves."""
     import jax
 
     if isinstance(x, Value | ShapeDtypeStruct):
         make: Any = jax.ShapeDtypeStruct
-        return make(x.shape, x.dtype, weak_type=x.type.weak)
+        if is_typed(x):
+            return make(x.shape, jax.random.key(0, impl="threefry2x32").dtype)
+        return make(x.shape, x.dtype, weak_type=x.type.weak, sharding=sharding)
     return np.asarray(x) if isinstance(x, np.generic) else x
+
+
+def _as_read(x: Any) -> Value:
+    """A leaf as programs of JAX are read on it: keys as their words."""
+    found = leaf_array(x)
+    return key_data(found) if is_typed(found) else found

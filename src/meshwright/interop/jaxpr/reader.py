@@ -19,7 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.interop.jaxpr import keys, primitives
 from meshwright.interop.jaxpr.equations import stablehlo_of
 from meshwright.interop.jaxpr.sources import Surroundings, source_of, surroundings
-from meshwright.interop.jaxpr.structures import KEPT, OFFLOADED, STRUCTURES
+from meshwright.interop.jaxpr.structures import KEPT, OFFLOADED, STRUCTURES, constrained
 
 _NOTHING = Surroundings()
 _CALLBACKS = ("debug_callback", "pure_callback", "io_callback", "debug_print", "infeed", "outfeed")
@@ -113,7 +113,8 @@ def _plain(eqn: Any, xs: list[Value]) -> Sequence[Any]:
 def _of_numbers(eqn: Any, name: str, params: dict[str, Any], xs: list[Value]) -> Sequence[Any]:
     rule = primitives.RULES.get(name)
     if rule is not None:
-        return primitives.results(rule(*xs, **params))
+        asked = params.get("out_sharding", params.get("sharding"))
+        return [constrained(x, asked) for x in primitives.results(rule(*xs, **params))]
     if name in _CALLBACKS:
         raise MeshwrightError(
             f"JAX's {name} cannot become part of a program.",

@@ -31,17 +31,18 @@ def _call(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
     params = eqn.params
     jaxpr = params.get("jaxpr", params.get("call_jaxpr"))
     arguments, outcomes = (params.get(name, ()) for name in ("in_shardings", "out_shardings"))
-    xs = [_constrained(x, s) for x, s in zip(xs, arguments or (None,) * len(xs), strict=True)]
+    xs = [constrained(x, s) for x, s in zip(xs, arguments or (None,) * len(xs), strict=True)]
     outs = reader.function(jaxpr)(*xs)
-    return [_constrained(x, s) for x, s in zip(outs, outcomes or (None,) * len(outs), strict=True)]
+    return [constrained(x, s) for x, s in zip(outs, outcomes or (None,) * len(outs), strict=True)]
 
 
-def _constrained(x: Value, sharding: Any) -> Any:
+def constrained(x: Value, sharding: Any) -> Any:
+    """A value with what JAX says of its sharding, if it says anything."""
     return with_sharding_constraint(x, named(sharding)) if is_said(sharding) else x
 
 
 def _constraint(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:
-    return [_constrained(xs[0], eqn.params.get("sharding", eqn.params.get("dst_sharding")))]
+    return [constrained(xs[0], eqn.params.get("sharding", eqn.params.get("dst_sharding")))]
 
 
 def _scan(reader: Reader, eqn: Any, xs: list[Value]) -> Sequence[Any]:

@@ -34,6 +34,17 @@ class HiPrimitive:
         refused(f"The op {self.name} of jax.experimental.hijax", _WHY, _FIX)
 
 
+class VJPHiPrimitive:
+    """An op that a library adds, with a derivative; it can be named, and not be used."""
+
+    def __call__(self, *args: Any) -> NoReturn:
+        """Refused: programs have no such op."""
+        refused(f"The op {type(self).__name__} of jax.experimental.hijax", _WHY, _FIX)
+
+
+HiPrim = VJPHiPrimitive  # its name since 0.12
+
+
 class AllowedEffects:
     """Effects that loops and branches may have, by type."""
 
@@ -78,9 +89,11 @@ __getattr__ = absent("jax.experimental.hijax")
 
 __all__ = [
     "AbstractValue",
+    "HiPrim",
     "HiPrimitive",
     "HiType",
     "MutableHiType",
+    "VJPHiPrimitive",
     "Zero",
     "aval_method",
     "aval_property",
