@@ -19,13 +19,39 @@ export interface Collective {
   var: number | null;
 }
 
-// One box: start and length in seconds, the numbers of its name and of its line, and what it is.
-export type Bar = [start: number, seconds: number, name: number, line: number, kind: number];
+// One box: start and length in seconds, the numbers of its name and of its line, what it is, and how much of that time
+// its lane is busy with it, if that is not all.
+export type Bar = [start: number, seconds: number, name: number, line: number, kind: number, share?: number];
 
 export interface Lane {
   name: string;
+  beside?: string;
   bars: Bar[];
 }
+
+// A colour of boxes: of the theme by its name, or #rrggbb.
+export interface Kind {
+  name: string;
+  color: string;
+  ink: string;
+  seconds?: number;
+}
+
+// What a page shows that is not of a compiled program: see src/meshwright/chart/page.py.
+export interface Sheet {
+  title: string;
+  figures: [title: string, value: string, more: string][];
+  parts: Part[];
+}
+
+// A text, a number, or a text with the number that it is sorted by.
+export type Cell = string | number | [text: string, order: number];
+
+export type Part =
+  | { part: "timeline"; title: string; seconds: number; inSeconds: boolean; lanes: Lane[]; names: string[]; texts: string[]; kinds: Kind[] }
+  | { part: "table"; title: string; columns: string[]; rows: Cell[][] }
+  | { part: "text"; title: string; text: string }
+  | { part: "picture"; title: string; html: string };
 
 // An equation: its text without types, the number of its line, and what it makes.
 export type Equation = [text: string, line: number, values: number[], depth: number];

@@ -1,12 +1,14 @@
 import { render } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { Collectives } from "./collectives";
 import { Compare } from "./compare";
-import { parse, type Report } from "./data";
+import { parse, type Report, type Sheet } from "./data";
 import { Memory } from "./memory";
 import { Program } from "./program";
 import { Summary } from "./summary";
-import { Timeline } from "./timeline";
+import { SheetPage } from "./sheet";
+import { useTheme } from "./theme";
+import { Timeline, trackOf } from "./timeline";
 
 const TABS = ["overview", "collectives", "timeline", "memory", "program", "compare"] as const;
 type Tab = (typeof TABS)[number];
@@ -15,14 +17,12 @@ function Page({ given }: { given: Report[] }) {
   const [reports, setReports] = useState(given);
   const [at, setAt] = useState(0);
   const [tab, setTab] = useState<Tab>(() => (TABS.find((one) => `#${one}` === location.hash) ?? "overview"));
-  const [theme, setTheme] = useState(() =>
-    matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light",
-  );
+  const [theme, button] = useTheme();
   const [equation, setEquation] = useState<number | null>(null);
   const [failed, setFailed] = useState("");
-  document.documentElement.dataset.theme = theme;
   useEffect(() => history.replaceState(null, "", `#${tab}`), [tab]);
   const report = reports[at]!;
+  const track = useMemo(() => trackOf(report), [report]);
 
   function keys(event: KeyboardEvent) {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -61,9 +61,7 @@ function Page({ given }: { given: Report[] }) {
             </select>
           </label>
         )}
-        <button id="theme" onClick={() => setTheme(theme === "dark" ? "light" : "dark")}>
-          {theme === "dark" ? "Light" : "Dark"}
-        </button>
+        {button}
       </header>
       <nav role="tablist" aria-label="Parts of the report" onKeyDown={keys}>
         {TABS.map((one) => (
@@ -83,7 +81,7 @@ function Page({ given }: { given: Report[] }) {
         {tab === "overview" && (
           <>
             <Summary report={report} />
-            <Timeline report={report} theme={theme} />
+            <Timeline track={track} theme={theme} />
           </>
         )}
         {tab === "collectives" && (
@@ -95,7 +93,7 @@ function Page({ given }: { given: Report[] }) {
             }}
           />
         )}
-        {tab === "timeline" && <Timeline report={report} theme={theme} />}
+        {tab === "timeline" && <Timeline track={track} theme={theme} />}
         {tab === "memory" && <Memory report={report} theme={theme} />}
         {tab === "program" && <Program report={report} chosen={equation} onChoose={setEquation} />}
         {tab === "compare" && (
@@ -115,5 +113,6 @@ function Page({ given }: { given: Report[] }) {
   );
 }
 
-const reports = JSON.parse(document.getElementById("report")!.textContent!) as Report[];
-render(<Page given={reports} />, document.getElementById("root")!);
+const given = JSON.parse(document.getElementById("report")!.textContent!) as Report[] | Sheet[];
+const first = given[0]!;
+render("parts" in first ? <SheetPage sheet={first} /> : <Page given={given as Report[]} />, document.getElementById("root")!);

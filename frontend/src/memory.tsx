@@ -1,27 +1,18 @@
 // Memory kernel by kernel, and what is alive at the peak.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
+import { useCanvas } from "./canvas";
 import { size, type Report } from "./data";
 
 const HEIGHT = 170;
 
 export function Memory({ report, theme }: { report: Report; theme: string }) {
-  const canvas = useRef<HTMLCanvasElement>(null);
   const [at, setAt] = useState<number | null>(null);
   const { curve, peak } = report.memory;
-  const most = Math.max(...curve, 1, 1);
-  useEffect(() => {
-    const element = canvas.current;
-    if (!element) return;
-    const draw = () => {
-      const width = element.clientWidth;
-      const scale = window.devicePixelRatio || 1;
-      element.width = width * scale;
-      element.height = HEIGHT * scale;
-      const context = element.getContext("2d")!;
-      const style = getComputedStyle(document.documentElement);
-      context.scale(scale, scale);
-      context.clearRect(0, 0, width, HEIGHT);
-      context.fillStyle = style.getPropertyValue("--compute");
+  const most = curve.reduce((one, other) => Math.max(one, other), 1); // of more than can be arguments
+  const canvas = useCanvas(
+    HEIGHT,
+    (context, width, color) => {
+      context.fillStyle = color("compute");
       for (let x = 0; x < width; x++) {
         const from = Math.floor((x * curve.length) / width);
         const to = Math.max(from + 1, Math.floor(((x + 1) * curve.length) / width));
@@ -30,15 +21,11 @@ export function Memory({ report, theme }: { report: Report; theme: string }) {
         const tall = ((HEIGHT - 24) * value) / most;
         context.fillRect(x, HEIGHT - tall, 1, tall);
       }
-      context.fillStyle = style.getPropertyValue("--ink");
-      context.font = "12px system-ui, sans-serif";
+      context.fillStyle = color("ink");
       context.fillText(`${size(most)} at the peak`, 4, 14);
-    };
-    draw();
-    const watch = new ResizeObserver(draw);
-    watch.observe(element);
-    return () => watch.disconnect();
-  }, [report, theme]);
+    },
+    [report, theme],
+  );
   return (
     <section aria-labelledby="memory">
       <h2 id="memory">Memory of one device, kernel by kernel</h2>

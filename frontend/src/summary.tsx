@@ -1,4 +1,5 @@
 // The first glance: how long a step takes and what bounds it, memory, bytes by axis and kind.
+import { Cards } from "./cards";
 import { percent, size, time, type Report } from "./data";
 import { Mesh } from "./sharding";
 
@@ -16,15 +17,7 @@ export function Summary({ report }: { report: Report }) {
   ];
   return (
     <section aria-label="Summary">
-      <div class="cards">
-        {cards.map(([title, value, more]) => (
-          <div class="card">
-            <div class="quiet">{title}</div>
-            <div class="figure">{value}</div>
-            <div class="quiet">{more}</div>
-          </div>
-        ))}
-      </div>
+      <Cards cards={cards} />
       <div class="beside">
         <div class="wide">
           <div class="pair">

@@ -1,98 +1,116 @@
 // The timeline on a canvas: wheel or keys zoom, dragging moves, hovering says what a box is.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { percent, time, type Bar, type Lane, type Report } from "./data";
+import { useCanvas } from "./canvas";
+import { percent, time, type Bar, type Kind, type Lane, type Report } from "./data";
 
-const ROW = 34;
 const LEFT = 150;
-const KINDS = ["compute", "collective", "exposed", "loop"];
+const MOST_LEFT = 300;
 
-function color(kind: number): string {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${KINDS[kind] ?? "compute"}`);
+// What is busy when: of a report, or of anything else that has a chart.
+export interface Track {
+  title: string;
+  seconds: number;
+  inSeconds: boolean;
+  lanes: Lane[];
+  names: string[];
+  texts: string[]; // that bars say where the pointer rests
+  kinds: Kind[];
 }
 
-export function Timeline({ report, theme }: { report: Report; theme: string }) {
-  const whole = report.seconds ?? 0;
+const KINDS: Kind[] = [
+  { name: "compute", color: "compute", ink: "#fff" },
+  { name: "collective, hidden", color: "collective", ink: "#fff" },
+  { name: "collective, exposed", color: "exposed", ink: "#fff" },
+  { name: "iterations not shown", color: "loop", ink: "#fff" },
+];
+
+// Where times stand below the lanes: at equal distances, and of steps at whole ones.
+function ticks(from: number, to: number, count: number, inSeconds: boolean): number[] {
+  const by = inSeconds ? (to - from) / count : Math.max(1, Math.ceil((to - from) / count));
+  const first = inSeconds ? from : Math.ceil(from);
+  return Array.from({ length: count + 1 }, (_, n) => first + n * by).filter((one) => one <= to + 1e-9 * by);
+}
+
+export function trackOf(report: Report): Track {
+  const texts = report.lines.map(([place, text]) => `${place} ${text}`);
+  const { lanes, names } = report;
+  return { title: "Timeline of one device", seconds: report.seconds ?? 0, inSeconds: true, lanes, names, texts, kinds: KINDS };
+}
+
+export function Timeline({ track, theme }: { track: Track; theme: string }) {
+  const whole = track.seconds;
+  const at = (seconds: number) => (track.inSeconds ? time(seconds) : String(Number(seconds.toPrecision(4))));
   const [view, setView] = useState<[number, number]>([0, whole]);
   const [over, setOver] = useState<{ bar: Bar; lane: Lane; x: number; y: number } | null>(null);
-  const canvas = useRef<HTMLCanvasElement>(null);
   const drag = useRef<{ x: number; view: [number, number] } | null>(null);
   const lanes = useMemo(
-    () => report.lanes.map((lane) => ({ ...lane, bars: [...lane.bars].sort((a, b) => a[0] - b[0]) })),
-    [report],
+    () => track.lanes.map((lane) => ({ ...lane, bars: [...lane.bars].sort((a, b) => a[0] - b[0]) })),
+    [track],
   );
-  const height = lanes.length * ROW + 30;
-  useEffect(() => setView([0, whole]), [report]);
-
-  useEffect(() => {
-    const element = canvas.current;
-    if (!element) return;
-    const draw = () => {
-      const width = element.clientWidth;
-      const scale = window.devicePixelRatio || 1;
-      element.width = width * scale;
-      element.height = height * scale;
-      const context = element.getContext("2d")!;
-      context.scale(scale, scale);
-      context.clearRect(0, 0, width, height);
-      const ink = getComputedStyle(document.documentElement).getPropertyValue("--ink");
-      const line = getComputedStyle(document.documentElement).getPropertyValue("--line");
-      context.font = "12px system-ui, sans-serif";
+  const row = lanes.length > 12 ? 22 : 34;
+  const label = (lane: Lane) => (lane.beside ? `${lane.name}  ${lane.beside}` : lane.name);
+  const left = Math.min(MOST_LEFT, Math.max(LEFT, ...lanes.map((lane) => 7 * label(lane).length)));
+  const height = lanes.length * row + 30;
+  useEffect(() => setView([0, whole]), [track]);
+  const canvas = useCanvas(
+    height,
+    (context, width, color) => {
       const [from, to] = view;
-      const per = (width - LEFT) / (to - from || 1);
-      const colors = KINDS.map((_, n) => color(n));
-      lanes.forEach((lane, row) => {
-        const y = row * ROW;
-        context.fillStyle = ink;
+      const per = (width - left) / (to - from || 1);
+      const colors = track.kinds.map((kind) => (kind.color.startsWith("#") ? kind.color : color(kind.color)));
+      const most = Math.floor(left / 6.8);
+      context.strokeStyle = color("line");
+      context.fillStyle = color("ink");
+      context.beginPath();
+      const marks = ticks(from, to, Math.max(2, Math.floor((width - left) / 110)), track.inSeconds);
+      for (const mark of marks) {
+        const x = left + (mark - from) * per;
+        context.moveTo(x + 0.5, 0);
+        context.lineTo(x + 0.5, height - 22);
+        context.textAlign = x > width - 30 ? "right" : x > left + 10 ? "center" : "left";
+        context.fillText(at(mark), x, height - 6);
+      }
+      context.stroke();
+      lanes.forEach((lane, n) => {
+        const y = n * row;
+        const text = label(lane);
+        context.fillStyle = color("ink");
         context.textAlign = "left";
-        context.fillText(lane.name.length > 22 ? lane.name.slice(0, 21) + "…" : lane.name, 4, y + 21);
+        context.fillText(text.length > most ? text.slice(0, most - 1) + "…" : text, 4, y + row / 2 + 4);
         context.save();
         context.beginPath();
-        context.rect(LEFT, y, width - LEFT, ROW);
+        context.rect(left, y, width - left, row);
         context.clip();
         let last = -1; // of many boxes within a pixel one is drawn
-        for (const [start, seconds, name, , kind] of lane.bars) {
-          const x = LEFT + (start - from) * per;
+        for (const [start, seconds, name, , kind, share] of lane.bars) {
+          const x = left + (start - from) * per;
           const end = x + seconds * per;
-          if (end < LEFT || x > width || (end - x < 1 && Math.floor(x) === last)) continue;
+          if (end < left || x > width || (end - x < 1 && Math.floor(x) === last)) continue;
           last = Math.floor(x);
           context.fillStyle = colors[kind] ?? colors[0]!;
-          context.fillRect(x, y + 4, Math.max(1, end - x - (end - x > 3 ? 1 : 0)), ROW - 8);
+          context.globalAlpha = share ?? 1;
+          context.fillRect(x, y + row / 8, Math.max(1, end - x - (end - x > 3 ? 1 : 0)), row - row / 4);
+          context.globalAlpha = 1;
           if (end - x > 42) {
             context.save();
             context.beginPath();
-            context.rect(x, y, end - x - 4, ROW);
+            context.rect(x, y, end - x - 4, row);
             context.clip();
-            context.fillStyle = "#fff";
-            context.fillText(report.names[name] ?? "", Math.max(x, LEFT) + 4, y + 21);
+            context.fillStyle = (share ?? 1) < 0.5 ? color("ink") : track.kinds[kind]!.ink;
+            context.fillText(track.names[name] ?? "", Math.max(x, left) + 4, y + row / 2 + 4);
             context.restore();
           }
         }
         context.restore();
       });
-      context.strokeStyle = line;
-      context.fillStyle = ink;
-      context.beginPath();
-      const steps = Math.max(2, Math.floor((width - LEFT) / 110));
-      context.textAlign = "center";
-      for (let n = 0; n <= steps; n++) {
-        const x = LEFT + ((width - LEFT) * n) / steps;
-        context.moveTo(x + 0.5, 0);
-        context.lineTo(x + 0.5, height - 22);
-        context.textAlign = n === steps ? "right" : n ? "center" : "left";
-        context.fillText(time(from + ((to - from) * n) / steps), x, height - 6);
-      }
-      context.stroke();
-    };
-    draw();
-    const watch = new ResizeObserver(draw);
-    watch.observe(element);
-    return () => watch.disconnect();
-  }, [lanes, view, theme]);
+    },
+    [lanes, view, theme],
+  );
 
-  function zoom(factor: number, at = 0.5) {
+  function zoom(factor: number, around = 0.5) {
     setView(([from, to]) => {
       const length = Math.min(whole, Math.max((to - from) * factor, whole * 1e-6));
-      const start = Math.min(Math.max(0, from + (to - from - length) * at), whole - length);
+      const start = Math.min(Math.max(0, from + (to - from - length) * around), whole - length);
       return [start, start + length];
     });
   }
@@ -124,33 +142,37 @@ export function Timeline({ report, theme }: { report: Report; theme: string }) {
     const x = event.clientX - box.left;
     const y = event.clientY - box.top;
     if (drag.current) {
-      const per = (drag.current.view[1] - drag.current.view[0]) / (box.width - LEFT);
+      const per = (drag.current.view[1] - drag.current.view[0]) / (box.width - left);
       const from = drag.current.view[0] + (drag.current.x - x) * per;
       const length = drag.current.view[1] - drag.current.view[0];
       const start = Math.min(Math.max(0, from), whole - length);
       setView([start, start + length]);
       return;
     }
-    const lane = lanes[Math.floor(y / ROW)];
-    const at = view[0] + ((x - LEFT) / (box.width - LEFT)) * (view[1] - view[0]);
-    const slack = (2 * (view[1] - view[0])) / (box.width - LEFT);
-    const bar = lane && x >= LEFT ? lane.bars.find((one) => at >= one[0] - slack && at <= one[0] + one[1] + slack) : null;
+    const lane = lanes[Math.floor(y / row)];
+    const moment = view[0] + ((x - left) / (box.width - left)) * (view[1] - view[0]);
+    const slack = (2 * (view[1] - view[0])) / (box.width - left);
+    const bar = lane && x >= left ? lane.bars.find((one) => moment >= one[0] - slack && moment <= one[0] + one[1] + slack) : null;
     setOver(bar && lane ? { bar, lane, x, y } : null);
   }
 
   return (
     <section aria-labelledby="timeline">
-      <h2 id="timeline">Timeline of one device</h2>
+      <h2 id="timeline">{track.title}</h2>
       <div class="tools">
         <button onClick={() => zoom(0.5)} aria-label="Zoom in">+</button>
         <button onClick={() => zoom(2)} aria-label="Zoom out">−</button>
         <button onClick={() => setView([0, whole])}>All</button>
         <span class="quiet" id="shown-time">
-          {time(view[0])} to {time(view[1])} of {time(whole)}
+          {at(view[0])} to {at(view[1])} of {at(whole)}
         </span>
         <span class="legend">
-          <i class="compute" /> compute <i class="collective" /> collective, hidden <i class="exposed" /> collective,
-          exposed <i class="loop" /> iterations not shown
+          {track.kinds.map((kind) => (
+            <>
+              <i style={{ background: kind.color.startsWith("#") ? kind.color : `var(--${kind.color})` }} /> {kind.name}
+              {kind.seconds === undefined ? "" : ` ${at(kind.seconds)}`}{" "}
+            </>
+          ))}
         </span>
       </div>
       <div class="canvas">
@@ -164,7 +186,7 @@ export function Timeline({ report, theme }: { report: Report; theme: string }) {
           onWheel={(event) => {
             event.preventDefault();
             const box = canvas.current!.getBoundingClientRect();
-            zoom(event.deltaY > 0 ? 1.25 : 0.8, Math.max(0, (event.clientX - box.left - LEFT) / (box.width - LEFT)));
+            zoom(event.deltaY > 0 ? 1.25 : 0.8, Math.max(0, (event.clientX - box.left - left) / (box.width - left)));
           }}
           onMouseDown={(event) => {
             drag.current = { x: event.clientX - canvas.current!.getBoundingClientRect().left, view };
@@ -179,16 +201,12 @@ export function Timeline({ report, theme }: { report: Report; theme: string }) {
         />
         {over && (
           <div class="tip" role="tooltip" style={{ left: Math.min(over.x + 12, 700), top: over.y + 14 }}>
-            <b>{report.names[over.bar[2]]}</b>
+            <b>{track.names[over.bar[2]]}</b>
             <div>
-              {KINDS[over.bar[4]]}, {time(over.bar[1])}, from {time(over.bar[0])} ({percent(over.bar[1] / whole)} of the
-              step)
+              {track.kinds[over.bar[4]]!.name}, {at(over.bar[1])}, from {at(over.bar[0])} ({percent(over.bar[1] / whole)} of
+              the {track.inSeconds ? "step" : "whole"}){over.bar[5] ? `, busy for ${percent(over.bar[5])} of it` : ""}
             </div>
-            {over.bar[3] >= 0 && (
-              <div class="code">
-                {report.lines[over.bar[3]]![0]} {report.lines[over.bar[3]]![1]}
-              </div>
-            )}
+            {over.bar[3] >= 0 && <div class="code">{track.texts[over.bar[3]]}</div>}
           </div>
         )}
       </div>

@@ -188,7 +188,8 @@ def test_a_timeline_shows_what_overlaps(tmp_path):
         if lane.unit != "waiting":
             assert lane.busy() == pytest.approx(found.busy(int(lane.owner.split()[1]), lane.unit))
     found.to_html(tmp_path / "kernel.html")
-    assert "products\ndevice 3, compute\n" in (tmp_path / "kernel.html").read_text()
+    page = (tmp_path / "kernel.html").read_text()
+    assert "products" in page and "device 3 compute" in page
     found.to_perfetto(tmp_path / "kernel.json")
     events = json.loads((tmp_path / "kernel.json").read_text())["traceEvents"]
     processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}

@@ -1,4 +1,4 @@
-"""The page that ``compiled.report`` writes: its data against what is known of the program, and used in a browser.
+"""The pages of reports, device programs, kernels and searches: what they say against what is known, and in a browser.
 
 ``apt-get install chromium`` installs one that these tests find; they use nothing else of the machine.
 """
@@ -16,8 +16,9 @@ import pytest
 
 import meshwright as mw
 import meshwright.numpy as mnp
+from meshwright import dist, hardware
+from meshwright.chart.page import page
 from meshwright.cli import main
-from meshwright.compile.report import page
 
 ROOT = Path(__file__).parents[2]
 BROWSER = next(
@@ -106,6 +107,15 @@ const type = async (element, text) => {
 };
 addEventListener("load", async () => {
   try {
+    STEPS
+  } catch (error) { seen.errors.push(String(error && error.stack || error)); }
+  const result = document.createElement("pre");
+  result.id = "result"; result.textContent = JSON.stringify(seen);
+  document.body.append(result);
+});
+</script>
+"""
+OF_A_REPORT = """
     seen.opened_ms = performance.now();
     seen.cards = $$(".card").map((one) => one.textContent);
     await tab("collectives");
@@ -158,20 +168,44 @@ addEventListener("load", async () => {
     seen.by_key = $("#tab-overview").getAttribute("aria-selected");
     seen.named = $$("button, input, select, canvas").every(
       (one) => one.textContent || one.getAttribute("aria-label") || one.closest("label"));
-  } catch (error) { seen.errors.push(String(error && error.stack || error)); }
-  const result = document.createElement("pre");
-  result.id = "result"; result.textContent = JSON.stringify(seen);
-  document.body.append(result);
-});
-</script>
+"""
+OF_A_SHEET = """
+    seen.cards = $$(".card").map((one) => one.textContent);
+    await frame(); await frame();
+    seen.titles = $$("h2").map((one) => one.textContent);
+    if ($("canvas")) {
+      seen.whole = $("#shown-time").textContent;
+      $("canvas").dispatchEvent(new KeyboardEvent("keydown", { key: "+", bubbles: true })); await frame();
+      seen.zoomed = $("#shown-time").textContent;
+      $$(".tools button")[2].click(); await frame();
+      const box = $("canvas").getBoundingClientRect();
+      for (let y = 11; y < box.height && !$(".tip"); y += 22)
+        for (let x = 160; x < box.width && !$(".tip"); x += 9) {
+          const at = { clientX: box.left + x, clientY: box.top + y, bubbles: true };
+          $("canvas").dispatchEvent(new MouseEvent("mousemove", at));
+          await new Promise((done) => setTimeout(done, 1));
+        }
+      seen.tip = $(".tip") && $(".tip").textContent;
+    }
+    if ($("[role=grid]")) {
+      $$("[role=columnheader]")[1].click(); await frame();
+      seen.sorted = $$(".body .row").map((row) => row.children[1].textContent);
+      await type($("input[type=search]"), "1"); seen.filtered = $("[role=status]").textContent;
+    }
+    seen.text = $("#root").textContent;
+    seen.picture = $(".picture") && $(".picture").innerHTML;
+    const back = () => getComputedStyle(document.body).backgroundColor;
+    seen.theme = [back()];
+    $("#theme").click(); await frame();
+    seen.theme.push(back());
 """
 
 
-def used(reports: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+def used(text: str, folder: Path, steps: str = OF_A_REPORT) -> dict[str, Any]:
     """What is seen in a page that a user goes through."""
     assert BROWSER is not None
     file = folder / "page.html"
-    file.write_text(page(reports).replace("</head>", DRIVER + "</head>"))
+    file.write_text(text.replace("</head>", DRIVER.replace("STEPS", steps) + "</head>"))
     options = [
         "--headless=new",
         "--no-sandbox",
@@ -191,7 +225,7 @@ def used(reports: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 
 @needs_browser
 def test_the_page_is_used_in_a_browser(reports: list[dict[str, Any]], tmp_path: Path) -> None:
-    seen = used(reports, tmp_path)
+    seen = used(page(reports), tmp_path)
     assert seen["errors"] == []
     assert len(seen["cards"]) == 5 and seen["cards"][0].startswith("a step")
     seconds = [float(n) * {"ms": 1e3, "µs": 1, "ns": 1e-3}[unit] for n, unit in map(str.split, seen["by_time"])]
@@ -217,13 +251,66 @@ def test_ten_thousand_equations_stay_responsive(reports: list[dict[str, Any]], t
     large["lanes"] = [{**lane, "bars": lane["bars"] * times} for lane in one["lanes"]]
     large["memory"] = {**one["memory"], "curve": one["memory"]["curve"] * times}
     large["collectives"] = one["collectives"] * 50
-    seen = used([large, reports[1]], tmp_path)
+    seen = used(page([large, reports[1]]), tmp_path)
     assert seen["errors"] == []
     assert seen["equations"] == f"{len(large['equations'])} rows" and len(large["equations"]) >= 10_000
     assert seen["rows_in_document"] < 60
     tanh = sum("tanh" in text or "tanh" in large["lines"][line][1] for text, line, _, _ in large["equations"])
     assert seen["tanh"].startswith(f"{tanh} of ")
     print(f"opened in {seen['opened_ms']:.0f} ms, filtered in {seen['filter_ms']:.0f} ms")
+
+
+def of_a_device_program(path: Path) -> None:
+    fn = dist.parse(
+        "def f(x: Tensor[(64, 64), 0], w: Tensor[(64, 64), 0], u: Tensor[(64, 64), 0]):"
+        " y = MatMul(x, w) z = tanh(y) v = MatMul(z, u) return v"
+    )
+    fn = dist.pipeline_parallel(fn, 2, 2, batch={"x": 0})
+    dist.simulate(fn, [1, 2], hardware.Topology("h100", 2)).to_html(path)
+
+
+def of_a_map(path: Path) -> None:
+    dist.draw({1: [1, 3], 2: [2, 4]}).to_html(path)
+
+
+def of_a_schedule(path: Path) -> None:
+    dist.draw(dist.SCHEDULES["1f1b"](2, 2)).to_html(path)
+
+
+def of_a_kernel(path: Path) -> None:
+    assert main(["kernel", f"{ROOT}/tests/commands/model.py:kernel", "--html", str(path)]) == 0
+
+
+def of_a_search(path: Path) -> None:
+    space = ["--pipeline", "1", "--microbatches", "1", "--recompute", "none"]
+    model = ["--model", "gpt:2x64x2", "--chips", "2", "--batch", "8", "--workers", "1"]
+    assert main(["search", *model, *space, "--html", str(path)]) == 0
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("write", "cards", "titles", "tip"),
+    [
+        (of_a_device_program, 3, ["Timeline", "Devices"], "send, "),
+        (of_a_map, 0, [], None),
+        (of_a_schedule, 0, ["1f1b on 2 devices, 33% idle"], "forward, 1, from 0"),
+        (of_a_kernel, 2, ["double on one device, slot by slot"], "x_ref in, 1, from 0"),
+        (of_a_search, 4, ["Seconds of a step", "Strategies"], "compute, "),
+    ],
+)
+def test_other_pages_are_used_in_a_browser(write: Any, cards: int, titles: list[str], tip: Any, tmp_path: Path) -> None:
+    path = tmp_path / "sheet.html"
+    write(path)
+    seen = used(path.read_text(), tmp_path, OF_A_SHEET)
+    assert seen["errors"] == []
+    assert len(seen["cards"]) == cards and seen["titles"] == titles
+    if tip is not None:
+        assert seen["whole"] != seen["zoomed"] and tip in seen["tip"]
+    else:
+        assert "<svg" in seen["picture"]
+    if "sorted" in seen:
+        assert seen["sorted"] and re.fullmatch(r"\d+( of \d+)? rows", seen["filtered"])
+    assert len(set(seen["theme"])) == 2
 
 
 def test_the_page_is_what_its_sources_build(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -128,11 +129,18 @@ def test_a_page_says_what_is_known_of_each_task(tmp_path: pathlib.Path) -> None:
     result = simulate(fsdp(), "h100")
     result.to_html(tmp_path / "chart.html")
     page = (tmp_path / "chart.html").read_text()
-    assert "<title>one device of h100 8</title>" in page and "nvlink (data) 89%" in page
+    assert "<title>one device of h100 8</title>" in page
+    found = re.search(r'id="report">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    (shown,) = json.loads(found[1])
+    assert [title for title, _, _ in shown["figures"]] == ["a step", "exposed", "MFU", "memory"]
+    chart, text = shown["parts"]
+    assert [(lane["name"], lane["beside"]) for lane in chart["lanes"]][1] == ("nvlink (data)", "89%")
     spans = [e for e in result.perfetto()["traceEvents"] if e["ph"] == "X"]
-    assert page.count("<title>") == 1 + len(spans)
-    for text in ("\nline: models.py:", "\nflops: ", "\nmemory bytes: ", "\nbytes received: ", "\nbound: memory"):
-        assert text in page
+    assert sum(len(lane["bars"]) for lane in chart["lanes"]) == len(spans)
+    for fact in ("line: models.py:", "flops: ", "memory bytes: ", "bytes received: ", "bound: memory"):
+        assert any(fact in one for one in chart["texts"])
+    assert text["text"] == str(result)
 
 
 def test_perfetto(tmp_path: pathlib.Path) -> None:

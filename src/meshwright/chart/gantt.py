@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
 from meshwright.chart.colors import color, ink
+from meshwright.chart.page import Figure, Part, write_sheet
 from meshwright.chart.views import Line, TextPiece, View, terminal_width
 from meshwright.core.files import write_whole
 
 IDLE = "·"
 MOST_SPANS = 20_000  # of a page; beyond, neighbours that are shorter than can be seen are drawn as one
 MOST_LANES = 64
+MOST_ROWS = 512  # of a page
 NARROWEST = 10
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -105,7 +107,7 @@ class Chart(NamedTuple):
 
     def view(self, width: int | None = None) -> View:
         """The chart to look at; as text ``width`` characters wide, or as wide as the terminal."""
-        return View(self.title, lambda: text_lines(self, width), lambda: fragment(self))
+        return View(self.title, lambda: text_lines(self, width), lambda: fragment(self), lambda: [timeline_part(self)])
 
 
 class Charted(ABC):
@@ -124,7 +126,16 @@ class Charted(ABC):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the chart as a page of its own: what a box is, when it runs and its facts show on hovering."""
-        self.chart().view().to_html(path)
+        chart = self.chart()
+        write_sheet(path, chart.title, [timeline_part(chart, "Timeline"), *self.page_parts()], self.page_figures())
+
+    def page_figures(self) -> Sequence[Figure]:
+        """What its page says at a first glance."""
+        return ()
+
+    def page_parts(self) -> Sequence[Part]:
+        """What its page shows below the chart."""
+        return ()
 
     def perfetto(self) -> dict[str, Any]:
         """The chart as trace events, in microseconds: a process for each device, a track for each of its parts."""
@@ -238,7 +249,7 @@ def fragment(chart: Chart) -> str:
     """The chart as one element: rows of boxes that say what they are where the pointer rests, and a zoom."""
     kinds = list(chart.kinds())
     colors = {kind: color(n, len(kinds)) for n, kind in enumerate(kinds)}
-    shortest = chart.seconds / 4000 if sum(len(lane.spans) for lane in chart.lanes) > MOST_SPANS else 0.0
+    shortest = _shortest(chart)
     height = len(chart.lanes) * (_ROW + _GAP) + _GAP
     labels, boxes = [], []
     for row, lane in enumerate(chart.lanes):
@@ -274,13 +285,22 @@ def _box(span: GanttBar, lane: Lane, chart: Chart, top: int, colors: dict[str, s
     start, end, taken = map(chart.time_text, (span.start, span.end, span.seconds))
     about.append(f"{start} to {end} ({taken})")
     about += [f"busy for {span.share:.0%} of it"] if span.share < 1 else []
-    facts = [f"{name}: {_fact_text(name, fact)}" for name, fact in span.facts.items() if fact]
-    about += facts or ([size_text(span.nbytes)] if span.nbytes else [])
+    about += _facts(span)
     faint = f' fill-opacity="{span.share:.3g}"' if span.share < 1 else ""
     return (
         f'<rect x="{left:.4f}" y="{top}" width="{width:.4f}" height="{_ROW}" fill="{colors[span.kind]}"{faint}>'
         f"<title>{escape(chr(10).join(about))}</title></rect>"
     )
+
+
+def _facts(span: GanttBar) -> list[str]:
+    facts = [f"{name}: {_fact_text(name, fact)}" for name, fact in span.facts.items() if fact]
+    return facts or ([size_text(span.nbytes)] if span.nbytes else [])
+
+
+def _shortest(chart: Chart) -> float:
+    """How long a box has to be to be drawn alone: of many, so that it can be seen."""
+    return chart.seconds / 4000 if sum(len(lane.spans) for lane in chart.lanes) > MOST_SPANS else 0.0
 
 
 def _fact_text(name: str, fact: Any) -> str:
@@ -303,6 +323,43 @@ def _merged(spans: Sequence[GanttBar], shortest: float) -> list[GanttBar]:
             found.append(span)
             counts.append(1)
     return [span if n == 1 else span._replace(name=f"{n} ops") for span, n in zip(found, counts, strict=True)]
+
+
+# The page
+
+
+def timeline_part(chart: Chart, title: str = "") -> Part:
+    """The chart as a page draws it: boxes that are named and coloured by number."""
+    kinds, seconds = list(chart.kinds()), chart.kinds()
+    numbers = {kind: n for n, kind in enumerate(kinds)}
+    names: dict[str, int] = {}
+    texts: dict[str, int] = {}
+
+    def box(bar: GanttBar) -> list[Any]:
+        text = "\n".join(_facts(bar))
+        name = names.setdefault(bar.name or bar.kind, len(names))
+        about = texts.setdefault(text, len(texts)) if text else -1
+        return [bar.start, bar.seconds, name, about, numbers[bar.kind], *([bar.share] if bar.share < 1 else [])]
+
+    shortest = _shortest(chart)
+    lanes = [
+        {"name": lane.label, "beside": chart.beside(lane), "bars": [box(bar) for bar in _merged(lane.spans, shortest)]}
+        for lane in chart.lanes[:MOST_ROWS]
+    ]
+    more = len(chart.lanes) - len(lanes)
+    return {
+        "part": "timeline",
+        "title": title or chart.title + (f" (and {more} more rows)" if more else ""),
+        "seconds": chart.seconds,
+        "inSeconds": chart.in_seconds,
+        "lanes": lanes,
+        "names": list(names),
+        "texts": list(texts),
+        "kinds": [
+            {"name": kind, "color": back, "ink": ink(back), "seconds": seconds[kind]}
+            for kind, back in ((kind, color(n, len(kinds))) for kind, n in numbers.items())
+        ],
+    }
 
 
 # Perfetto

@@ -9,9 +9,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from meshwright.chart.colors import ink
-from meshwright.chart.page import page
+from meshwright.chart.page import Part, picture_part, write_sheet
 from meshwright.chart.showing import Shown
-from meshwright.core.files import write_whole
 
 
 class TextPiece(NamedTuple):
@@ -25,15 +24,23 @@ Line = Sequence[TextPiece]
 
 
 class View(Shown):
-    """A picture: `str` is its text, `html` an element that stands by itself; ``lines`` are made when they are needed.
+    """A picture: `str` is its text, `html` an element that stands by itself, and a page has its ``parts``; all are made
+    when they are needed.
 
     >>> view = View("a title", lambda: [[TextPiece("two "), TextPiece("words", "#99c2eb")]], lambda: "<b>two words</b>")
     >>> print(view)
     two words
     """
 
-    def __init__(self, title: str, lines: Callable[[], Sequence[Line]], html: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        title: str,
+        lines: Callable[[], Sequence[Line]],
+        html: Callable[[], str],
+        parts: Callable[[], Sequence[Part]] | None = None,
+    ) -> None:
         self.title, self._lines, self.html = title, lines, html
+        self.parts = parts or (lambda: [picture_part("", html())])
 
     @cached_property
     def lines(self) -> Sequence[Line]:
@@ -50,7 +57,7 @@ class View(Shown):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page that needs nothing but itself: whole, or not at all."""
-        write_whole(path, page(self.title, self.html()))
+        write_sheet(path, self.title, self.parts())
 
     def _print_in_color(self) -> None:
         from rich.console import Console

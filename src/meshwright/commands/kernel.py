@@ -6,17 +6,18 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from meshwright.chart.page import page
+from meshwright.chart.amounts import time_text
+from meshwright.chart.gantt import timeline_part
+from meshwright.chart.page import Cell, table_part, write_sheet
 from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.programs import not_a_program, read_program
 from meshwright.core import dtypes
-from meshwright.core.files import write_whole
 from meshwright.core.program import Program
 from meshwright.core.text.types import parse_types
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError
 from meshwright.report.crossover import crossover, crossover_text
-from meshwright.report.kernels import facts, kernel_picture, kernels_of, summary
+from meshwright.report.kernels import facts, kernel_picture, kernels_of, summary, write_kernels
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +29,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", metavar="PROGRAM", help="FILE.py:NAME, a function that calls a kernel, or a program")
     parser.add_argument("--args", metavar="TYPES", help="types of the function's arguments: 'f32[64,128] f32[128,64]'")
     parser.add_argument("--picture", action="store_true", help="draw the blocks, and what happens in each slot")
-    parser.add_argument("--html", metavar="FILE", help="write the picture to FILE as a page instead of printing it")
+    parser.add_argument("--html", metavar="FILE", help="write it to FILE as a page, and with --picture do not print it")
     parser.add_argument("--slots", type=int, metavar="N", help="how many slots to draw (default: 12)")
     parser.add_argument("--devices", type=int, metavar="N", help="how many devices to draw (default: 2)")
     parser.add_argument("--hardware", metavar="MACHINE", help="time the kernel on this machine, 'tpu v5e 4x4', at some "
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise not_a_program("kernel", args.program, found)
     kernels = kernels_of(program)
     if args.html is not None:
-        write_whole(args.html, page(f"Kernels of {args.program}", kernel_picture(program, **sizes).html()))
+        write_kernels(args.html, f"Kernels of {args.program}", program)
     if args.json:
         print(json.dumps([facts(one) for one in kernels], indent=2))
     elif args.picture and args.html is None:
@@ -79,6 +80,14 @@ def _on_hardware(args: argparse.Namespace) -> int:
         return program
 
     rows, timeline = crossover(trace, parse_types(args.args), read_machine(args.hardware))
+    if args.html is not None:
+        heads = ["last dim", "kernel", "collective", "compute", "one after the other", "ratio"]
+        cells: list[list[Cell]] = []
+        for row in rows:
+            times = row.kernel_seconds, row.collective_seconds, row.compute_seconds, row.apart_seconds
+            cells.append([row.size, *((time_text(t), t) for t in times), round(row.ratio, 3)])
+        parts = [timeline_part(timeline.chart()), table_part("Beside computing, or after it", heads, cells)]
+        write_sheet(args.html, f"{timeline.name} on {timeline.topology.text}", parts, timeline.page_figures())
     if args.perfetto is not None:
         timeline.to_perfetto(args.perfetto)
     if args.json:

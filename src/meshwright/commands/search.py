@@ -13,6 +13,8 @@ from time import monotonic
 from typing import Any
 
 from meshwright.chart.amounts import size_text, time_text
+from meshwright.chart.gantt import timeline_part
+from meshwright.chart.page import Cell, Figure, Part, table_part, text_part, write_sheet
 from meshwright.commands.assumptions import assumptions
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, read_machine
@@ -20,6 +22,8 @@ from meshwright.commands.models import NAMED, model_of_file, read_model
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.roofline import MODES
 from meshwright.hardware.topology import Topology
+from meshwright.search.explained import compare_chart
+from meshwright.search.explained_strategies import compared, strategy_name
 from meshwright.search.result import SearchResult
 from meshwright.search.strategies import MOST_WORKERS, Model, grid_search
 from meshwright.search.strategy import Estimate, facts_of
@@ -77,6 +81,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true",
                         help="say what bounds the best strategy of a transformer or of FILE.py, what others lose, and "
                         "what would make another best")  # fmt: skip
+    parser.add_argument("--html", metavar="FILE", help="write the answer to FILE as a page, too")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -117,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
             fix="another --chips or --batch, such as powers of two",
         )
     searched = Searched(found, model, machine, args)
+    if args.html is not None:
+        searched.write(args.html)
     print(json.dumps(searched.facts(), indent=2) if args.json else searched.text())
     if args.explain and not args.json and found.best is not None:
         print(f"\n{found.explain()}")
@@ -347,6 +354,29 @@ class Searched:
         """Sequences or samples of a microbatch."""
         return int(self.batch) // (s.data * s.expert * s.microbatches)
 
+    def write(self, path: str) -> None:
+        """The answer as a page: where the time of the fastest goes, and all that was found."""
+        found, best = self.found, self.found.best
+        figures: list[Figure] = []
+        parts: list[Part] = []
+        if best is not None:
+            figures = [
+                ("a step", time_text(best.seconds), strategy_name(best.strategy)),
+                ("samples", f"{best.samples_per_s:.4g}/s", f"of {self.batch:,} in a step"),
+                ("memory", size_text(best.peak_bytes_per_device), f"of {size_text(self.memory)} of a chip"),
+                ("strategies", f"{found.considered:,}", f"{found.simulated:,} simulated"),
+            ]
+        rows = compared(found.estimates, found.asked) if found.asked is not None else []
+        if rows:
+            parts.append(timeline_part(compare_chart("Seconds of a step", rows)))
+        front = set(found.pareto)
+        cells = [{**self._row(e), "front": "yes" if e in front else ""} for e in found]
+        heads = [name for name in cells[0] if any(row[name] for row in cells)]
+        parts.append(table_part("Strategies", heads, [[_cell(row[name]) for name in heads] for row in cells]))
+        texts = [self.header(), *self._end()]
+        parts.append(text_part("", "\n".join(texts + (["", found.explain()] if self.args.explain and best else []))))
+        write_sheet(path, f"{self.name} on {self.chips:,} chips of {self.machine.text}", parts, figures)
+
     def facts(self) -> dict[str, Any]:
         """A search as JSON has it."""
         found, best = self.found, self.found.best
@@ -370,6 +400,12 @@ class Searched:
 
     def _facts(self, e: Estimate) -> dict[str, Any]:
         return {**facts_of(e), "microbatch": self.size(e.strategy)}
+
+
+def _cell(text: str) -> Cell:
+    """What is shown, sorted by its first number if it begins with one."""
+    number = re.match(r"[0-9.]+(e[+-]?\d+)?", text)
+    return (text, float(number[0])) if number else text
 
 
 def _seconds(found: Estimate | None) -> str:

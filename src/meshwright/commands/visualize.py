@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from meshwright.chart.page import page
-from meshwright.core.files import write_whole
+from meshwright.chart.page import picture_part, write_sheet
 from meshwright.errors import MeshwrightError
 from meshwright.report.visualize import facts, mesh_facts, picture
 from meshwright.sharding.text_command import read_mesh, read_shape, read_spec
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         title, drawn = f"{args.shape} {sharding}", picture(shape, sharding)
         found = facts(shape, sharding) if args.json else {}
     if args.html is not None:
-        write_whole(args.html, page(title, drawn.html()))
+        write_sheet(args.html, title, [picture_part("", drawn.html())])
     if args.json:
         print(json.dumps(found, indent=2))
     elif args.html is None:

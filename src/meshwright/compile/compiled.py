@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from meshwright.arrays.tracing import ShapeDtypeStruct, leaf_array
+from meshwright.chart.page import page
 from meshwright.compile.diff import CommsDiff
 from meshwright.compile.direct import ANY, WrittenCall, called_by
 from meshwright.compile.engines import check_engine
@@ -296,7 +297,7 @@ class Compiled:
         >>> shown[0]["machine"], [one["kind"] for one in shown[0]["collectives"]]
         ('h100 4', ['all_reduce'])
         """
-        from meshwright.compile.report import page, report_data
+        from meshwright.compile.report import report_data
 
         listed = [(self, self._call.name)] if other is None else [(self, self._call.name), (other, other._call.name)]
         if len({name for _, name in listed}) < len(listed):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from html import escape
-from importlib import resources
 from itertools import count
 from typing import Any
 
@@ -22,15 +19,6 @@ from meshwright.simulate.simulation import Simulation
 
 COMPUTED, HIDDEN, EXPOSED, NOT_SHOWN = range(4)  # what a box of the timeline is
 MOST_TEXT = 160  # characters of an equation
-
-
-def page(reports: Sequence[dict[str, Any]]) -> str:
-    """The page of one report, or of two to compare."""
-    template = resources.files("meshwright.chart").joinpath("report.html").read_text(encoding="utf-8")
-    data = json.dumps(list(reports), ensure_ascii=False, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")  # no tag in a string ends the script that it is in
-    title = " and ".join(str(one["title"]) for one in reports)
-    return template.replace("TITLE", escape(title), 1).replace(">DATA<", f">{data}<", 1)
 
 
 def report_data(found: Explanation, title: str) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
+from meshwright.chart.gantt import Chart, GanttBar, Lane, timeline_part
+from meshwright.chart.page import Figure, Part, picture_part, write_sheet
 from meshwright.core.program import Eqn, Program
 from meshwright.core.source import here
 from meshwright.core.types import TensorType
@@ -15,6 +17,7 @@ from meshwright.kernel.call import KernelCall, Runner
 from meshwright.kernel.pipeline.blocks import Blocked, Squeezed, blocks_of
 from meshwright.kernel.timing.slots import Slots
 from meshwright.report.drawing import Drawing, Grid, LabelledBox
+from meshwright.report.html import fragment
 from meshwright.report.visualize import Picture
 
 MOST_STEPS = 4  # named in one block
@@ -101,6 +104,37 @@ def kernel_picture(program: Program, *, devices: int = 2, slots: int = 12, max_w
     numbers = [cell.number or 0 for row in rows for grid in row for line in grid.cells for cell in line]
     drawing = Drawing(tuple(rows), tuple(captions), max(numbers, default=0) + 1)
     return Picture(lambda: iter([drawing]), max_width, None)
+
+
+def write_kernels(path: str, title: str, program: Program) -> None:
+    """A page of the kernels of a program: every slot of every core as a timeline, and the blocks of the operands."""
+    parts: list[Part] = []
+    figures: list[Figure] = []
+    for one in kernels_of(program):
+        slots = one.slots
+        lanes = []
+        for device, core in slots.cores():
+            owner = f"device {device}" + (f" core {core}" if any(at for _, at in slots.cores()) else "")
+            for lane in slots.lanes(device, core):
+                at = (device, core, lane)
+                works = sorted((w for w in slots.works if (w.device, w.core, w.lane) == at), key=lambda w: w.slot)
+                bars = tuple(GanttBar(w.slot, 1.0, w.label, lane) for w in works)
+                lanes.append(Lane(owner if len(slots.cores()) > 1 else "", lane, bars))
+        where = f"{prod(slots.mesh.values())} devices" if slots.mesh else "one device"
+        chart = Chart(f"{slots.name} on {where}, slot by slot", slots.count, tuple(lanes), in_seconds=False)
+        parts.append(timeline_part(chart))
+        blocks = tuple(_block_grids(one))
+        if blocks:
+            numbers = [cell.number or 0 for grid in blocks for line in grid.cells for cell in line]
+            drawing = Drawing((blocks,), (), max(numbers, default=0) + 1)
+            parts.append(picture_part("Which steps of the grid see which blocks", fragment(drawing)))
+        counts = [slots.overlapped(device, core) for device, core in slots.cores()]
+        copying, both = sum(a for a, _ in counts), sum(b for _, b in counts)
+        figures += [
+            (slots.name, f"{slots.count} slots", "in each a core computes once"),
+            ("copies", f"{both} of {copying}", "slots with copies compute as well"),
+        ]
+    write_sheet(path, title, parts, figures)
 
 
 def summary(slots: Slots) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from meshwright.chart.colors import color
-from meshwright.chart.gantt import Chart, GanttBar, Lane, fragment
+from meshwright.chart.gantt import Chart, GanttBar, Lane, fragment, timeline_part
 from meshwright.chart.views import TextPiece, View
 from meshwright.simulate.pipelines import Schedule
 
@@ -21,7 +21,8 @@ def schedule_view(schedule: Schedule) -> View:
         lanes.append(Lane(f"device {device}", "", tuple(spans)))
     title = f"{schedule.name} on {schedule.devices} devices, {timing.bubble_fraction:.0%} idle"
     chart = Chart(title, timing.seconds, tuple(lanes), in_seconds=False)
-    return View(title, lambda: [_tasks(line) for line in schedule.gantt().splitlines()], lambda: fragment(chart))
+    lines = lambda: [_tasks(line) for line in schedule.gantt().splitlines()]
+    return View(title, lines, lambda: fragment(chart), lambda: [timeline_part(chart)])
 
 
 def _tasks(line: str) -> list[TextPiece]:

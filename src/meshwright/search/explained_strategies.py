@@ -86,8 +86,17 @@ def explained(found: Sequence[Estimate], asked: SearchedFor, search: bool = Fals
     lines, rows = _traced_rows(shown, asked) if asked.plan is not None else _transformer_rows(shown, asked)
     changes = what_if_lines(what_if(fitting, asked, search))
     changes[0] = changes[0].removesuffix(":") + (", each searched for:" if search else ", of those found:")
-    first = [f"best: {_name(shown[0])}", *lines, memory_line(rows[0].memory, asked.room)]
+    first = [f"best: {strategy_name(shown[0])}", *lines, memory_line(rows[0].memory, asked.room)]
     return "\n".join([*first, "", table_of(rows), "", *changes])
+
+
+def compared(found: Sequence[Estimate], asked: SearchedFor) -> list[LayoutParts]:
+    """Where the seconds of the fastest go; nothing of models that are not known by their parts."""
+    shown = [e.strategy for e in found if e.fits][:SHOWN]
+    if asked.plan is not None:
+        return _traced_rows(shown, asked)[1] if shown else []
+    known = shown and transformer_of(asked.model, asked.sequence) is not None
+    return _transformer_rows(shown, asked)[1] if known else []
 
 
 def _transformer_rows(shown: Sequence[Strategy], asked: SearchedFor) -> tuple[list[str], list[LayoutParts]]:
@@ -96,7 +105,9 @@ def _transformer_rows(shown: Sequence[Strategy], asked: SearchedFor) -> tuple[li
     shape, length = sizes
     steps = [train_step(shape, machine_of(asked.topology, s), s, asked.batch, length, **asked.options) for s in shown]
     rows = [
-        LayoutParts(_name(s), one.seconds, parts_of(one), one.memory_by_kind, one.peak_bytes_per_device <= asked.room)
+        LayoutParts(
+            strategy_name(s), one.seconds, parts_of(one), one.memory_by_kind, one.peak_bytes_per_device <= asked.room
+        )
         for s, one in zip(shown, steps, strict=True)
     ]
     return bound_lines(steps[0]), rows
@@ -106,7 +117,7 @@ def _traced_rows(shown: Sequence[Strategy], asked: SearchedFor) -> tuple[list[st
     assert asked.plan is not None
     plans = [asked.plan(s, asked.batch, asked.costs_on(asked.topology)) for s in shown]
     rows = [
-        traced_parts(plan, partial(asked.plan, s, asked.batch), _name(s), asked.room)
+        traced_parts(plan, partial(asked.plan, s, asked.batch), strategy_name(s), asked.room)
         for s, plan in zip(shown, plans, strict=True)
     ]
     return traced_lines(plans[0], rows[0]), rows
@@ -136,7 +147,7 @@ def what_if(fitting: Sequence[Estimate], asked: SearchedFor, search: bool = Fals
         best = min(seconds, key=lambda strategy: seconds[strategy])
         other = seconds[best] < (1 - OTHER) * kept
         least = seconds[best] if other else kept
-        tried.append(WhatIf(change, _name(best), least, kept, other or least == inf))
+        tried.append(WhatIf(change, strategy_name(best), least, kept, other or least == inf))
     return tried
 
 
@@ -166,6 +177,6 @@ def _seconds(asked: SearchedFor, strategy: Strategy, on: Topology, batch: int, m
         return inf
 
 
-def _name(strategy: Strategy) -> str:
+def strategy_name(strategy: Strategy) -> str:
     """``data=8 tensor=4``: what a strategy says of its own."""
     return repr(strategy).removeprefix("Strategy(").removesuffix(")").replace(", ", " ") or "one device"

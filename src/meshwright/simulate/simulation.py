@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
 from meshwright.chart.gantt import Chart, Charted, GanttBar, Lane
+from meshwright.chart.page import Figure, Part, text_part
 from meshwright.hardware.topology import Topology
 from meshwright.simulate.machine import COMPUTE, FROM_HOST, TO_HOST, Machine, whole_axes
 from meshwright.simulate.memory import MemoryUse
@@ -291,6 +292,19 @@ class Simulation(Charted):
         """The timeline as rows, one for each part of the machine; loop iterations that are not shown are one box."""
         lanes = (Lane("", self._unit_name(unit), tuple(self._bars(unit))) for unit in self.unit_seconds())
         return Chart(f"one device of {self.topology.text}", self.seconds, tuple(lanes))
+
+    def page_figures(self) -> list[Figure]:
+        chip = self.topology.chip
+        memory = f"of {size_text(chip.hbm_bytes)}" if "hbm_bytes" in chip.facts else ""
+        return [
+            ("a step", time_text(self.seconds), self.bound),
+            ("exposed", time_text(self.exposed_seconds), f"of {time_text(self.communication_seconds)} of collectives"),
+            ("MFU", f"{self.mfu:.1%}", f"compute {time_text(self.compute_seconds)}"),
+            ("memory", size_text(self.peak_bytes_per_device), memory),
+        ]
+
+    def page_parts(self) -> list[Part]:
+        return [text_part("Where the time goes", str(self))]
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self), quote=False)}</pre>{super()._repr_html_()}"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from meshwright.chart.amounts import time_text
 from meshwright.chart.gantt import Chart, Charted, GanttBar, Lane
+from meshwright.chart.page import Figure, Part, text_part
 from meshwright.core.source import Source
 from meshwright.hardware.topology import Topology
 
@@ -94,6 +95,16 @@ class Timeline(Charted):
         if sends:
             lines.append(f"  {min(sends):.0%} of what is sent is hidden behind computing")
         return "\n".join(lines)
+
+    def page_figures(self) -> list[Figure]:
+        most = max((self.busy(device, "compute") for device in self._devices()), default=0.0)
+        return [
+            ("in all", time_text(self.seconds), f"on {self.topology.text}"),
+            ("computing", time_text(most), "of the device that computes most"),
+        ]
+
+    def page_parts(self) -> list[Part]:
+        return [text_part("", str(self))]
 
     def chart(self, devices: int | None = None) -> Chart:
         """The timeline as rows, one for each lane of the first ``devices`` devices, or of all."""

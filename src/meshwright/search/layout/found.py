@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
 from meshwright.chart.gantt import Chart, Charted
+from meshwright.chart.page import Figure, Part, table_part, text_part
 from meshwright.compile.compiled import Compiled
 from meshwright.core.program import Program, Var
 from meshwright.core.source import Source, here
@@ -127,8 +128,7 @@ class FoundLayouts(Charted):
     def __getitem__(self, n: int) -> FoundLayout:
         return self.found[n]
 
-    def table(self) -> str:
-        """A line for each layout: its mesh, what is split, seconds by kind, and memory; and the parts of the batch."""
+    def _rows(self) -> list[tuple[str, ...]]:
         parts = any(one.microbatches > 1 for one in self.found)
         heads = ("mesh", *["microbatches"] * parts, "layout", "seconds", "compute", "exposed", "memory", "")
         rows = [
@@ -144,9 +144,14 @@ class FoundLayouts(Charted):
             )
             for one in self.found
         ]
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        return [heads, *rows]
+
+    def table(self) -> str:
+        """A line for each layout: its mesh, what is split, seconds by kind, and memory; and the parts of the batch."""
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                 for row in (heads, *rows)]  # fmt: skip
+                 for row in rows]  # fmt: skip
         gap = self.best.seconds / self.bound_seconds - 1 if self.bound_seconds else inf if self.best.seconds else 0.0
         bound = f"no layout in the space takes less than {time_text(self.bound_seconds)} (the first: {gap:+.0%})"
         return "\n".join([*lines, bound])
@@ -193,6 +198,18 @@ class FoundLayouts(Charted):
         """A row for each of `compare`, made up of compute and of the waits along each axis."""
         best = self.best.simulation
         return compare_chart(f"{best.topology.text}: seconds of a step", self.compare())
+
+    def page_figures(self) -> list[Figure]:
+        best = self.best
+        return [
+            ("a step", time_text(best.seconds), f"{mesh_text(best.mesh.shape)}: {best.name}"),
+            ("at least", time_text(self.bound_seconds), "no layout in the space takes less"),
+            ("memory", size_text(best.peak_bytes_per_device), f"of {size_text(best.memory)}"),
+        ]
+
+    def page_parts(self) -> list[Part]:
+        heads, *rows = self._rows()
+        return [table_part("Layouts", heads, rows), text_part("The best as code", self.best.code())]
 
     def show(self, use_color: bool = True) -> None:
         """Show that chart where we are: in a notebook, on a terminal in colour, or as plain text."""

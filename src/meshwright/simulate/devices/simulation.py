@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from math import isclose
 from typing import Any, NamedTuple, Protocol
 
-from meshwright.chart.amounts import numbers_text, time_text
+from meshwright.chart.amounts import numbers_text, size_text, time_text
 from meshwright.chart.gantt import Chart, Charted, GanttBar, Lane
+from meshwright.chart.page import Cell, Figure, Part, table_part
 from meshwright.device.device_map import Devices
 from meshwright.device.function import DeviceEqn
 from meshwright.device.symmetry import SameDevices, whole_of
@@ -199,6 +200,29 @@ class DeviceSimulation(Charted):
         return self.events
 
     # Pictures
+
+    def page_figures(self) -> list[Figure]:
+        most = max(self.peak_bytes.values(), default=0)
+        return [
+            ("in all", time_text(self.seconds), ""),
+            ("idle", f"{self.bubble_fraction:.1%}", "of the devices' time"),
+            ("memory", size_text(most), "the most that a device holds"),
+        ]
+
+    def page_parts(self) -> list[Part]:
+        shares = self._shares()
+        same: dict[tuple[str, ...], tuple[list[float], set[int]]] = {}  # by what is shown
+        for device in {**self.busy_seconds, **shares}:
+            sends = device in self.link_seconds or device not in self.busy_seconds  # the latter: as one that it is like
+            links = self.link_seconds[device] if sends else 0.0
+            busy, peak = self.busy_seconds[device], self.peak_bytes[device]
+            texts = time_text(busy), time_text(links), size_text(peak)
+            same.setdefault(texts, ([busy, links, peak], set()))[1].update(shares.get(device, (device,)))
+        rows: list[list[Cell]] = [
+            [(numbers_text(sorted(devices)), min(devices)), *zip(texts, figures, strict=True)]
+            for texts, (figures, devices) in sorted(same.items(), key=lambda one: min(one[1][1]))
+        ]
+        return [table_part("Devices", ["devices", "computes", "sends and receives", "memory"], rows)]
 
     def chart(self) -> Chart:
         """The events as rows of a Gantt chart; devices that do the same share one."""
