@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import random
 import sys
+import types
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,30 @@ from meshwright.partition.combine import received
 from meshwright.sharding.spec import PartitionSpec
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
+from twins import FOLDER as EXAMPLES
 from twins import load
 
 MESH = mw.make_mesh((2, 4), ("data", "model"))
 
 
-def compiled(name: str, specs: Any, machine: str, returned: Any = None) -> Any:
+def with_line(path: pathlib.Path, hint: Any) -> types.ModuleType:
+    """A file of a user's with the code of a hint pasted below the line that it names."""
+    code, _, place = hint.fix.partition("  # below ")
+    file, _, number = place.rpartition(":")
+    assert file == path.name
+    lines = path.read_text().splitlines()
+    above = lines[int(number) - 1]
+    lines.insert(int(number), above[: len(above) - len(above.lstrip())] + code)
+    module = types.ModuleType(f"{path.stem}_with_a_line")
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    module.__dict__.update(mw=mw, mesh=MESH)
+    exec(compile("\n".join(lines), f"{module.__name__}.py", "exec"), module.__dict__)
+    return module
+
+
+def compiled(name: str, specs: Any, machine: str, returned: Any = None, example: Any = None) -> Any:
     """The train step of an example, its parameters laid out by ``specs(path, shape)``, its results by ``returned``."""
-    example = load(name)
+    example = example or load(name)
     config = example.Config()
     params = mw.eval_shape(lambda: example.init(mw.random.key(0), config))
     batch = mw.eval_shape(lambda: example.make_batch(mw.random.key(1), config))
@@ -62,6 +79,8 @@ def assert_hints_hold(name: str, specs: Any, machine: str) -> int:
         applied = dict.fromkeys(hint.arguments, hint.spec)
         if hint.kind == "argument":
             after = compiled(name, partial(_changed, specs, applied), machine)
+        elif hint.kind == "value":
+            after = compiled(name, specs, machine, example=with_line(EXAMPLES / f"{name}.py", hint))
         else:
             assert hint.kind == "result"  # no example has a constraint
             after = compiled(name, specs, machine, _returned(before, applied))
@@ -128,9 +147,14 @@ def project_with(out: Any) -> Any:
     return f.lower(on((4096, 1024), "data"), on((1024, 4096), None, "model"), on((4096, 1024), "model")).compile()
 
 
-def assert_promised(before: Any, after: Any, hint: Any, machine: str = "tpu v5e") -> None:
+def assert_promised(before: Any, after: Any, hint: Any) -> None:
+    assert hint.saved_bytes > 0
+    assert_saved(before, after, hint)
+
+
+def assert_saved(before: Any, after: Any, hint: Any, machine: str = "tpu v5e") -> None:
     was, now = before.simulate(machine), after.simulate(machine)
-    assert received(before.collectives) - received(after.collectives) == hint.saved_bytes > 0
+    assert received(before.collectives) - received(after.collectives) == hint.saved_bytes
     assert was.seconds - now.seconds == pytest.approx(hint.saved_seconds, rel=1e-9, abs=1e-15)
     assert was.peak_bytes_per_device - now.peak_bytes_per_device == hint.saved_memory
 
@@ -172,3 +196,71 @@ def test_a_hint_on_a_constraint_holds(derivative: bool) -> None:
     code = "mw.lax.with_sharding_constraint(x, mw.NamedSharding(mesh, mw.P('data', 'model')))"
     assert hint.fix == f"{code}  # at {hint.arguments[0]}"
     assert_promised(before, constrained(hint.spec, derivative), hint)
+
+
+BLOCKS = """
+import meshwright as mw
+
+def product(x, w):
+    y = x @ w
+    return y
+
+class Block:
+    def __init__(self, up, down):
+        self.up, self.down = up, down
+
+    def __call__(self, x):
+        hidden = mw.nn.gelu(
+            product(x, self.up)
+        )  # two lines more
+        out: mw.Array = product(hidden, self.down)
+        return out
+
+@mw.jit
+def both(params, x):
+    for up, down in params:
+        print("a block")
+        x = x + Block(up, down)(x)
+    return x
+
+def loss(params, x):
+    return both(params, x).sum().astype("float32")
+"""
+
+
+def blocks(module: Any) -> Any:
+    pair = on((1024, 4096), None, "model"), on((4096, 1024), "model")
+    return mw.jit(mw.grad(module.loss)).lower([pair, pair], on((16, 2048, 1024), "data")).compile()
+
+
+def test_a_constraint_is_suggested_where_there_is_none(tmp_path: pathlib.Path, capsys: Any) -> None:
+    path = tmp_path / "blocks.py"
+    path.write_text(BLOCKS)
+    module = types.ModuleType("blocks")
+    exec(compile(BLOCKS, str(path), "exec"), module.__dict__)
+    before = blocks(module)
+    capsys.readouterr()
+    tried = {one.suggestion for one in before.explanation("tpu v5e").findings}
+    hints = [one for one in tried if one is not None and one.kind == "value"]
+    assert capsys.readouterr().out == ""  # though the function was traced again
+    assert any(one.saves for one in hints)
+    for hint in hints:
+        assert hint.fix.startswith(f"{hint.arguments[0].split()[0]} = mw.lax.with_sharding_constraint(")
+        assert_saved(before, blocks(with_line(path, hint)), hint)
+
+
+def test_no_constraint_is_suggested_of_a_function_that_is_another_now() -> None:
+    turns: list[int] = []
+
+    def f(w: Any, x: Any) -> Any:
+        turns.append(0)
+        y = x @ w
+        for _ in turns[1:]:
+            y = mw.numpy.tanh(y)
+        return y * y
+
+    found = mw.jit(f).lower(on((4096, 1024), "model"), on((1024, 4096), "data", "model")).compile()
+    assert found.collectives
+    assert not [
+        one for one in found.explanation("tpu v5e").findings if one.suggestion and one.suggestion.kind == "value"
+    ]

@@ -13,6 +13,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.cli import main
 from meshwright.compile import partitioning, stages
+from meshwright.compile.suggestions import MOST_VALUES
 from meshwright.core.check import check
 from meshwright.engine import compile as engine
 from meshwright.engine.compile import compile_program
@@ -212,11 +213,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_program_is_read_into_a_graph_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many layouts are tried, and by explain for arguments in other shardings."""
+    """However many layouts are tried, and by explain for arguments in other shardings; with a constraint more it is
+    another program."""
     f, args = fully_sharded(4)
     runs = counted(monkeypatch)
     compiled = mw.jit(f).lower(*args).compile()
-    assert compiled.stages[3].tried > 1
+    assert compiled.stages[3].tried > 1 and runs["propagate"] == 1
     assert "cheaper:" in compiled.explain()
     assert compiled.explain_sharding(0)
-    assert runs["propagate"] == 1
+    assert runs["propagate"] <= 1 + MOST_VALUES

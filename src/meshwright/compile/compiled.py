@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from meshwright.arrays.tracing import ShapeDtypeStruct, leaf_array
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from meshwright.compile.explain import Explanation
     from meshwright.compile.partitioning import Collective
     from meshwright.compile.sharding_reasons import ShardingReasons
-    from meshwright.compile.stages import StageRecord
+    from meshwright.compile.stages import Compilation, StageRecord
     from meshwright.sharding.mesh import Mesh
     from meshwright.simulate.memory import MemoryUse
     from meshwright.simulate.simulation import Simulation
@@ -48,13 +49,15 @@ class MemoryAnalysis(NamedTuple):
 
 
 class JitCall(NamedTuple):
-    """What is known of a call of a jitted function: its name, arguments, results, and where they are."""
+    """What is known of a call of a jitted function: its name, arguments, results, and where they are; ``again`` traces
+    and simplifies it as it did then, inside of a context manager, or not at all where a setting is another now."""
 
     name: str
     parameters: Sequence[str]
     in_tree: tree.TreeDef
     out_tree: tree.TreeDef
     placement: Any
+    again: Callable[[AbstractContextManager[Any]], Compilation | None]
 
 
 def _contents(x: Array) -> Any:
@@ -321,7 +324,9 @@ class Compiled:
         names = argument_paths(self._in_tree, self._parameters)
         results = result_paths(self._executable.out_tree)
         placed = self._executable.placed
-        return Explanation(self.collectives, placed, self._executable.program, names, results, self, hardware, tries)
+        program = self._executable.program
+        again = self._call.again, program
+        return Explanation(self.collectives, placed, program, names, results, self, hardware, tries, again)
 
     def simulate(self, hardware: Any, **options: Any) -> Simulation:
         """One run on hardware: a topology, or a machine of the named chip, with its timeline and memory.

@@ -134,6 +134,7 @@ class Explanation:
     compiled: Any
     hardware: Any = None
     tries: bool = True  # whether other shardings of arguments are tried
+    again: Any = None  # traces the program once more, and what that gave before
 
     @cached_property
     def machine(self) -> Any:
@@ -157,7 +158,7 @@ class Explanation:
             now = measured.simulation if measured is not None else None
             if self.tries:
                 reasons = Reasons(placed.propagated, self.names, self.out_names)
-                instead = suggestions(placed, names, self.machine, now, reasons)
+                instead = suggestions(placed, names, self.machine, now, reasons, self.again)
         programs = [placed.source] if placed is not None else [self.program]
         return findings(self.collectives, programs, names, self.machine, measured, instead)
 

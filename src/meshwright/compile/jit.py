@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import update_wrapper
 from types import MethodType
@@ -29,7 +30,7 @@ from meshwright.compile.placement import NOWHERE, Placement, Where
 from meshwright.compile.stages import SIMPLIFY, Compilation, StageRecord, run_stages
 from meshwright.core import dtypes, tree
 from meshwright.core.collection import no_collection
-from meshwright.core.current import current_engine, current_mesh
+from meshwright.core.current import current_engine, current_mesh, written_below
 from meshwright.core.op import Op
 from meshwright.core.program import Params, Program, below
 from meshwright.core.source import Source, here, traced_apart, traced_source
@@ -194,8 +195,18 @@ class Jitted:
         where = self._where(args, kwargs, statics, places, types)
         with typed_by_jax(given):
             start, stages, device = self._start(in_tree, statics, types, where)
+            context, wide = copy_context(), dtypes.config._enable_x64
         name = getattr(self.fun, "__name__", "function")
-        call = JitCall(name, self._parameters(statics, len(args)), in_tree, start.out_tree, start.placement)
+        parameters = self._parameters(statics, len(args))
+
+        def again(inside: AbstractContextManager[Any]) -> Compilation | None:
+            def traced() -> Compilation:
+                with inside:
+                    return self._start(in_tree, statics, types, where)[0]
+
+            return context.copy().run(traced) if dtypes.config._enable_x64 == wide else None
+
+        call = JitCall(name, parameters, in_tree, start.out_tree, start.placement, again)
 
         def compiled(engine: str | None) -> Compiled:
             chosen = replace(start, engine=engine or self.engine or current_engine.name)
@@ -360,7 +371,8 @@ def trace_inside(
     """A function traced inside of another, once for all that its program depends on, unless it closes over values of
     the trace around it."""
     around = None if state.manual is None else state.manual.key
-    key = (in_tree, statics, dtypes.config._enable_x64, current_mesh.get(), around, state.mesh, *types)
+    settings = dtypes.config._enable_x64, current_mesh.get(), written_below.get()
+    key = (in_tree, statics, *settings, around, state.mesh, *types)
     found = kept.get(key)
     if found is None:
         outer, state.meshes = state.meshes, []

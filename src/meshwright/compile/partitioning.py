@@ -414,6 +414,11 @@ def placed(done: Compilation) -> PartitionedProgram:
     )
 
 
+def partitioned(start: Compilation) -> PartitionedProgram:
+    """A program that was traced for a mesh, partitioned."""
+    return placed(run_stages(PARTITION, start))
+
+
 class OtherShardings(NamedTuple):
     """Other shardings: of arguments and results by their numbers, of constraints by those of their equations."""
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
+from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple
 
+from meshwright.arrays.device_put import put
 from meshwright.chart.amounts import size_text, time_text
-from meshwright.compile.partitioning import Collective, OtherShardings, PartitionedProgram, changed
+from meshwright.compile.assignments import Assignment, WrittenBelow, assigned_values, assignment, reached
+from meshwright.compile.partitioning import Collective, OtherShardings, PartitionedProgram, changed, partitioned
+from meshwright.compile.stacks import StackFolder
+from meshwright.compile.stages import Compilation
 from meshwright.compile.value_names import ValueNames, of_any_index
 from meshwright.core import tree
 from meshwright.core.facts import Structure
 from meshwright.core.op import is_elementwise
-from meshwright.core.program import Atom, Eqn, Var
+from meshwright.core.program import Atom, Eqn, Program, Var
+from meshwright.core.source import Source
 from meshwright.partition.combine import dearest, received
+from meshwright.partition.layouts import closed
 from meshwright.partition.reshard.plan import show_bytes
 from meshwright.propagate.reasons import Reasons
 from meshwright.sharding.axes import AxisRef
@@ -28,22 +36,24 @@ LARGE = 2000  # equations
 MOST_FOR_ONE = 3  # for one collective
 MOST_OTHERS = 4  # shardings of results and constraints, beside those of arguments
 MOST_OTHERS_FOR_ONE = 2
+MOST_VALUES = 6  # shardings of values without a constraint, each of which traces the program
+MOST_VALUES_FOR_ONE = 4
 MOST_STEPS = 8  # from a result back to what it is made of
 MOST_LEAVES = 12  # results that are written as a tree
 
 
 class Suggestion(NamedTuple):
-    """A sharding for arguments, for results or for constraints, which have names alike, and what a device would not
-    receive, wait for and hold; negative: would."""
+    """A sharding for arguments, for results, for constraints, which have names alike, or for a value that has none yet;
+    and what a device would not receive, wait for and hold; negative: would."""
 
-    kind: str  # argument, result, constraint
-    arguments: tuple[str, ...]  # their names; of constraints, their lines
+    kind: str  # argument, result, constraint, value
+    arguments: tuple[str, ...]  # their names; of constraints, their lines; of values, their names and lines
     spec: PartitionSpec
     saved_bytes: int
     saved_seconds: float
     saved_memory: int
     seconds: float  # of the step as it is
-    code: str = ""  # to paste, of a result
+    code: str = ""  # to paste, of a result or a value
 
     @property
     def saves(self) -> bool:
@@ -63,9 +73,8 @@ class Suggestion(NamedTuple):
 
     def __str__(self) -> str:
         share = f" ({abs(self.saved_seconds) / self.seconds:.1%} of the step)" if self.seconds else ""
-        what = {"argument": "lay out", "result": "return", "constraint": "constrain the value at"}[self.kind]
         return (
-            f"{what} {self.argument} as {self.spec}: {_signed(-self.saved_bytes, show_bytes)} per device, "
+            f"{_VERBS[self.kind]} {self.argument} as {self.spec}: {_signed(-self.saved_bytes, show_bytes)} per device, "
             f"{_signed(-self.saved_seconds, time_text)}{share}"
             + (f", {_signed(-self.saved_memory, size_text)} of memory" if self.saved_memory else "")
         )
@@ -76,7 +85,7 @@ class Suggestion(NamedTuple):
         place = _place(self.spec)
         if self.kind == "constraint":
             return f"mw.lax.with_sharding_constraint(x, {place})  # at {', '.join(self.arguments)}"
-        if self.kind == "result":
+        if self.code:
             return self.code
         if len(self.arguments) == 1:
             return f"mw.device_put({self.arguments[0]}, {place})"
@@ -87,8 +96,20 @@ class Suggestion(NamedTuple):
         return "; ".join(f"{one} = mw.device_put({one}, {place})" for one in self.arguments)
 
 
+_VERBS = {"argument": "lay out", "result": "return", "constraint": "constrain the value at", "value": "constrain"}
+
+
 def _signed(amount: float, text: Any) -> str:
     return f"{'−' if amount < 0 else '+'}{text(abs(amount))}"
+
+
+def _of_one_shape(value: Var, moved: Atom | None) -> bool:
+    """Whether a value may be what a collective moves, its cotangent, or what it is added to."""
+    return moved is not None and sorted(value.type.shape) == sorted(moved.type.shape)
+
+
+def _outline(program: Program) -> list[Any]:
+    return [(eqn.op, *(v.type for v in eqn.outputs)) for eqn in program.eqns]
 
 
 def _place(spec: PartitionSpec) -> str:
@@ -96,33 +117,45 @@ def _place(spec: PartitionSpec) -> str:
 
 
 class _Candidate(NamedTuple):
-    """A sharding to try for arguments, results or constraints, by their numbers."""
+    """A sharding to try for arguments, results or constraints, by their numbers, or for what a line assigns."""
 
     numbers: tuple[int, ...]
     sharding: NamedSharding
     kind: str = "argument"
+    assigned: Assignment | None = None
 
     def changes(self) -> OtherShardings:
         return OtherShardings(**{f"{self.kind}s": dict.fromkeys(self.numbers, self.sharding)})
 
 
+Again = Callable[[AbstractContextManager[Any]], Compilation | None]
+
+
 def suggestions(
-    placed: PartitionedProgram, names: ValueNames, hardware: Any, now: Simulation | None, reasons: Reasons
+    placed: PartitionedProgram,
+    names: ValueNames,
+    hardware: Any,
+    now: Simulation | None,
+    reasons: Reasons,
+    again: tuple[Again, Program] | None = None,
 ) -> list[Suggestion | None]:
     """For each collective of a program the best of the shardings that were tried on its account, better than what there
-    is or not; those that take longest are looked at first.
+    is or not; those that take longest are looked at first. ``again`` traces the program, and is what that gave when
+    it was compiled.
 
     Tried are: the sharding that an argument is brought into for its first use; of an argument that an axis of the
-    moved value comes from, of a result that it is, and of a constraint on it, this axis left out, or along another dim.
+    moved value comes from, of a result that it is, of a constraint on it, and of what lines assign that lead to it,
+    this axis left out, or along another dim.
     """
     inlined = placed.compilation.inlined
     best: list[Suggestion | None] = [None] * len(placed.collectives)
     if now is None or inlined is None or inlined.fixed:  # types say what goes where
         return best
-    whole, bytes_now = now.seconds, received(placed.collectives)
-    tried: dict[_Candidate, Suggestion] = {}
-    most = MOST_TRIED if len(placed.source.eqns) <= LARGE else MOST_TRIED // 2
-    room = {"argument": most, "other": MOST_OTHERS if most == MOST_TRIED else MOST_OTHERS // 2}
+    trial = _Trial(placed, names, reasons, hardware, now, again)
+    tried: dict[_Candidate, Suggestion | None] = {}
+    large = len(placed.source.eqns) > LARGE
+    room = {"argument": MOST_TRIED, "other": MOST_OTHERS, "value": MOST_VALUES}
+    room = {kind: most // 2 if large else most for kind, most in room.items()}
     counted = {id(c) for c in dearest(placed.collectives)}
     cost = {id(c): c.seconds(hardware) * c.times for c in placed.collectives}
     groups: dict[Any, list[int]] = {}
@@ -132,15 +165,16 @@ def suggestions(
     order = sorted(groups.values(), key=lambda group: -sum(cost[id(placed.collectives[n])] for n in group))
     for group in order:
         found: list[Suggestion] = []
-        for candidate in _candidates(placed, names, reasons, [placed.collectives[n] for n in group]):
+        for candidate in trial.candidates(placed.collectives[group[0]]):
             if candidate not in tried:
                 of = candidate.kind if candidate.kind in room else "other"
                 if not room[of]:
                     continue
-                room[of] -= 1
-                tried[candidate] = _try(placed, candidate, names, hardware, now, whole, bytes_now)
-            if tried[candidate].changes:
-                found.append(tried[candidate])
+                tried[candidate] = trial.of(candidate)
+                room[of] -= tried[candidate] is not None
+            one = tried[candidate]
+            if one is not None and one.changes:
+                found.append(one)
         if found:
             # A result in another sharding may cost its reader something, who is not seen here.
             chosen = max(found, key=lambda one: (one.saves, one.kind != "result", one.saved_seconds, one.saved_bytes))
@@ -155,31 +189,101 @@ def simulated(program: Any, hardware: Any, donated: Sequence[bool]) -> Simulatio
     return found if isinstance(found, Simulation) else work(program, hardware, while_steps=1, donated=donated)
 
 
-def _try(
-    placed: PartitionedProgram,
-    candidate: _Candidate,
-    names: ValueNames,
-    hardware: Any,
-    now: Simulation,
-    whole: float,
-    bytes_now: int,
-) -> Suggestion:
-    other = changed(placed, candidate.changes())
-    run = simulated(other, hardware, placed.compilation.donated)
-    return Suggestion(
-        candidate.kind,
-        _names(placed, names, candidate),
-        candidate.sharding.spec,
-        bytes_now - received(other.collectives),
-        whole - run.seconds,
-        now.peak_bytes_per_device - run.peak_bytes_per_device,
-        whole,
-        _result_code(placed, names, candidate) if candidate.kind == "result" else "",
-    )
+class _Trial:
+    """A program as it is on a machine, which others are compared with."""
+
+    def __init__(
+        self,
+        placed: PartitionedProgram,
+        names: ValueNames,
+        reasons: Reasons,
+        hardware: Any,
+        now: Simulation,
+        again: tuple[Again, Program] | None,
+    ) -> None:
+        self.placed, self.names, self.reasons = placed, names, reasons
+        self.hardware, self.now, self.received = hardware, now, received(placed.collectives)
+        self.again = again[0] if again is not None and self._is_the_same(*again) else None
+        self.assigned = assigned_values(placed.source) if self.again is not None else {}
+        self.refused: set[Assignment] = set()  # which no constraint can be written below
+        self.folder = StackFolder([placed.source])
+
+    def candidates(self, c: Collective) -> Iterator[_Candidate]:
+        """Shardings without which a collective might not be needed, a few."""
+        placed, names = self.placed, self.names
+        if c.implicit:
+            yield from islice(dict.fromkeys(_of_arguments(placed, names, self.reasons, c)), MOST_FOR_ONE)
+        others = chain(_of_results(placed, names, c), _of_constraints(placed, names, c))
+        yield from islice(dict.fromkeys(others), MOST_OTHERS_FOR_ONE)
+        if c.implicit:
+            yield from islice(dict.fromkeys(self._values(c)), MOST_VALUES_FOR_ONE)
+
+    def of(self, candidate: _Candidate) -> Suggestion | None:
+        """What a sharding would save, if the program can be had with it."""
+        other = (
+            changed(self.placed, candidate.changes()) if candidate.assigned is None else self._constrained(candidate)
+        )
+        if other is None:
+            return None
+        run = simulated(other, self.hardware, self.placed.compilation.donated)
+        return Suggestion(
+            candidate.kind,
+            _names(self.placed, self.names, candidate),
+            candidate.sharding.spec,
+            self.received - received(other.collectives),
+            self.now.seconds - run.seconds,
+            self.now.peak_bytes_per_device - run.peak_bytes_per_device,
+            self.now.seconds,
+            _code(self.placed, self.names, candidate),
+        )
+
+    def _values(self, c: Collective) -> Iterator[_Candidate]:
+        """Other shardings of what lines assign that led to the value a collective moves, or to what needs it.
+
+        Lines of functions that are called from several places come last: they speak of other values, too.
+        """
+        maker = self.names.makers.get(c.var) if c.var is not None else None
+        made = maker.source if maker is not None else None
+        stacks = [one.stack() for one in (c.origin, made, c.source) if one is not None]
+        lines = (line for depth in zip_longest(*stacks) for line in depth if line is not None)
+        specs = [self._otherwise_assigned(line, c) for line in sorted(lines, key=self.folder.is_folded)]
+        yield from (one for depth in zip_longest(*specs) for one in depth if one is not None)
+
+    def _otherwise_assigned(self, line: Source, c: Collective) -> Iterator[_Candidate]:
+        assigned, value = assignment(line), self.assigned.get(reached(line))
+        if assigned is None or value is None or assigned in self.refused or not _of_one_shape(value, c.var):
+            return
+        sharding = self.placed.propagated.shardings.get(value)
+        if sharding is not None:
+            for other in _otherwise(closed(sharding), c, value.type.shape):
+                yield _Candidate((), other, "value", assigned)
+
+    def _is_the_same(self, again: Again, traced: Program) -> bool:
+        """Whether the function is still what it was when it was traced."""
+        try:
+            now = again(redirect_stdout(io.StringIO()))
+        except Exception:  # whatever a user's function raises
+            return False
+        return now is not None and _outline(now.program) == _outline(traced)
+
+    def _constrained(self, candidate: _Candidate) -> PartitionedProgram | None:
+        """The program traced with a constraint below a line that assigns something; None if it cannot be there."""
+        assert candidate.assigned is not None and self.again is not None
+        below = WrittenBelow(candidate.assigned, lambda x: put(x, candidate.sharding))
+        try:
+            start = self.again(below())
+        except Exception:  # no array, or of another rank, or whatever else a user's line may lead to
+            start = None
+        if start is None or not below.times:
+            self.refused.add(candidate.assigned)
+            return None
+        return partitioned(start)
 
 
 def _names(placed: PartitionedProgram, names: ValueNames, candidate: _Candidate) -> tuple[str, ...]:
     """What a user calls the arguments or results that a candidate is for; of constraints, their lines."""
+    if candidate.assigned is not None:
+        return (str(candidate.assigned),)
     if candidate.kind == "constraint":
         return tuple(dict.fromkeys(str(placed.source.eqns[n].source) for n in candidate.numbers))
     of = names.names if candidate.kind == "argument" else names.out_names
@@ -192,25 +296,20 @@ class _Text(str):
     __repr__ = str.__str__
 
 
-def _result_code(placed: PartitionedProgram, names: ValueNames, candidate: _Candidate) -> str:
-    """The ``out_shardings`` of a jit, or constraints before the return where there are many results."""
+def _code(placed: PartitionedProgram, names: ValueNames, candidate: _Candidate) -> str:
+    """The line to write below another, the ``out_shardings`` of a jit, or constraints before the return where there
+    are many results; nothing for what is said by names alone."""
     place = _place(candidate.sharding.spec)
+    if candidate.assigned is not None:
+        at = candidate.assigned
+        return f"{at.name} = mw.lax.with_sharding_constraint({at.name}, {place})  # below {at.place}"
+    if candidate.kind != "result":
+        return ""
     if placed.out_tree.num_leaves > MOST_LEAVES:
         lines = (f"mw.lax.with_sharding_constraint({names.out_names[n]}, {place})" for n in candidate.numbers)
         return "; ".join(lines)
     leaves: list[Any] = [_Text(place) if n in candidate.numbers else None for n in range(placed.out_tree.num_leaves)]
     return f"mw.jit(f, out_shardings={tree.unflatten(placed.out_tree, leaves)!r})"
-
-
-def _candidates(
-    placed: PartitionedProgram, names: ValueNames, reasons: Reasons, group: Sequence[Collective]
-) -> Iterator[_Candidate]:
-    """Shardings without which the collectives of a group might not be needed, a few."""
-    first = group[0]
-    if first.implicit:
-        yield from islice(dict.fromkeys(_of_arguments(placed, names, reasons, first)), MOST_FOR_ONE)
-    others = chain(_of_results(placed, names, first), _of_constraints(placed, names, first))
-    yield from islice(dict.fromkeys(others), MOST_OTHERS_FOR_ONE)
 
 
 def _of_arguments(

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from typing import Any
 
 current_mesh: ContextVar[Any] = ContextVar("current_mesh", default=None)
+# What is traced as if it were written below a line of the user's: what was traced without it is another program.
+written_below: ContextVar[Any] = ContextVar("written_below", default=None)
 
 ENGINES = ("numpy", "xla", "xla-stacked")
 
