@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from zlib import crc32
 
-# JAX reads this when it is imported: the devices that programs for many devices are compared on.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# JAX reads these when it is imported: the devices that programs for many devices are compared on, and instructions that
+# all machines have, for numbers that are the same on all: some round a product and a sum of float16 once, others twice.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8 --xla_cpu_max_isa=AVX2"
+)
 
 import pytest
 from hypothesis import settings

@@ -2,8 +2,6 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from meshwright import dist, hardware
 from meshwright.chart.colors import color
 from meshwright.errors import DeviceError, MeshwrightError
+from tests.pages import shown_in
 
 STEP = dist.parse("""def f(w: Tensor[(1024, 1024), 0], x: Tensor[(4096, 1024), 0]):
     y = MatMul(x, w)
@@ -27,13 +26,6 @@ def simulated(count: int = 2, **options) -> dist.Simulation:
 
 def svg_of(html: str) -> ElementTree.Element:
     return ElementTree.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
-
-
-def shown_in(path: Path) -> dict[str, Any]:
-    """What a page shows."""
-    found = re.search(r'id="report">(.*?)</script>', path.read_text(), re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])[0]
 
 
 def test_a_gantt_chart_has_a_letter_for_the_op_that_takes_most_of_its_time():

@@ -14,7 +14,7 @@ import meshwright.numpy as mnp
 # A call of the package's `random`, and by how much its numbers may be off.
 SAMPLES = {
     "gamma": (lambda r, k: r.gamma(k, np.array([0.1, 0.7, 1.0, 3.0, 50.0], "f"), (400, 5)), 1e-5),
-    "gamma above 1": (lambda r, k: r.gamma(k, 3.0, (2000,)), 0.0),
+    "gamma above 1": (lambda r, k: r.gamma(k, 3.0, (2000,)), 1e-6),
     "gamma of bf16": (lambda r, k: r.gamma(k, 2.0, (500,), "bfloat16"), 0.0),
     "loggamma": (lambda r, k: r.loggamma(k, np.array([0.01, 0.7, 3.0], "f"), (400, 3)), 1e-5),
     "beta": (lambda r, k: r.beta(k, 0.5, np.array([1.0, 2.0], "f"), (400, 2)), 1e-5),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from tests.pages import shown_in
 
 STEP = """
 import meshwright as mw
@@ -57,7 +58,10 @@ def test_an_explanation_and_a_picture(step: str, tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "best: " in out
     assert "half the batch: " in out
-    assert "<svg" in page.read_text()
+    shown = shown_in(page)
+    assert [part["title"] for part in shown["parts"]] == ["Timeline", "Layouts", "The best as code"]
+    assert [lane["name"] for lane in shown["parts"][0]["lanes"]] == ["data=2"] * 3
+    assert "mesh = mw.make_mesh((2,), ('data',))" in shown["parts"][2]["text"]
     assert main(["layout", step, "--chips", "2", "--explain", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["explanation"]
     assert {"bound", "waits", "runners_up", "what_if"} == set(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import re
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import meshwright.simulate as package
 from meshwright.cli import main
 from meshwright.simulate import simulate
 from meshwright.simulate.transformer import Strategy, TransformerShape, train_program
+from tests.pages import shown_in
 from tests.simulate.models import fsdp, megatron, struct
 
 LAYERS_32 = TransformerShape(layers=32, width=4096, hidden=11008, heads=32, head_dim=128, vocab=32000)
@@ -130,9 +130,7 @@ def test_a_page_says_what_is_known_of_each_task(tmp_path: pathlib.Path) -> None:
     result.to_html(tmp_path / "chart.html")
     page = (tmp_path / "chart.html").read_text()
     assert "<title>one device of h100 8</title>" in page
-    found = re.search(r'id="report">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    (shown,) = json.loads(found[1])
+    shown = shown_in(tmp_path / "chart.html")
     assert [title for title, _, _ in shown["figures"]] == ["a step", "exposed", "MFU", "memory"]
     chart, text = shown["parts"]
     assert [(lane["name"], lane["beside"]) for lane in chart["lanes"]][1] == ("nvlink (data)", "89%")

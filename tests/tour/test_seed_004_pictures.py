@@ -21,6 +21,7 @@ from meshwright import pallas as pl
 from meshwright.cli import main
 from meshwright.pallas import tpu as pltpu
 from meshwright.report.kernels import kernels_of
+from tests.pages import shown_in
 from tests.tour.test_seed_004 import existing_matmul_kernel, matmul
 from tests.tour.test_seed_004_all_gather_matmul import make_kernel
 
@@ -184,9 +185,12 @@ def test_the_page_has_what_the_text_has(file: str, capsys: Printed):
     assert main(["kernel", f"{file}:matmul", "--args", TWO, "--html", "picture.html"]) == 0
     assert capsys.readouterr().out == ""
     parser = Cells()
-    parser.feed(Path("picture.html").read_text())
+    timeline, picture = shown_in(Path("picture.html"))["parts"]
+    parser.feed(picture["html"])
+    shown = [timeline["names"][name] for lane in timeline["lanes"] for _, _, name, *_ in lane["bars"]]
+    shown += [text for text in parser.found if text[0] == "("]
     boxes = [part.strip() for line in GRID_RECAP.splitlines() for part in line.split("│")[1:-1]]
-    assert sorted(text for text in parser.found if text[0] in "[(") == sorted(text for text in boxes if text)
+    assert sorted(shown) == sorted(text for text in boxes if text)
 
 
 def test_the_same_as_json(file: str, capsys: Printed):

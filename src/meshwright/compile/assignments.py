@@ -109,7 +109,7 @@ class WrittenBelow:
             written_below.reset(token)
             self._frames.clear()
 
-    def _entered(self, frame: FrameType, event: str, _: Any) -> Any:
+    def _entered(self, frame: FrameType, *_: Any) -> Any:
         code = frame.f_code
         known = self._known.get(code)
         if known is None:
