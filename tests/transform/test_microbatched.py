@@ -66,12 +66,45 @@ def rows(w: Any, x: Any) -> Any:
     return y, mnp.swapaxes(y, 0, 1), mnp.max(y), mnp.min(y, 0), mnp.sum(y[:, 0] * mnp.arange(len(x))), w * 2, 3.0
 
 
+def masked(w: Any, batch: Any) -> Any:
+    """A loss divided by how many of a mask are set."""
+    x, y, mask = batch
+
+    def loss(w: Any) -> Any:
+        errors = mnp.sum((mnp.tanh(x @ w["up"]) @ w["down"] - y) ** 2, -1)
+        return mnp.sum(errors * mask) / mnp.maximum(mnp.sum(mask), 1.0)
+
+    return update(loss, w)
+
+
+def masked_rows(w: Any, batch: Any) -> Any:
+    """The same, divided row by row, with the mask of the rows for which something is known."""
+    x, y = batch
+    return update(lambda w: mnp.mean(mnp.sum((x @ w["up"] @ w["down"] - y) ** 2, -1), where=y[:, 0] > 0), w)
+
+
+def standardized(w: Any, x: Any) -> Any:
+    """Inputs from which what they are on average is taken, by their deviations: two passes over the batch before."""
+    mean = mnp.mean(x, 0)
+    scaled = (x - mean) / mnp.sqrt(mnp.mean((x - mean) ** 2, 0) + 1e-5)
+    return scaled / mnp.max(x), update(lambda w: mnp.mean((scaled @ w) ** 2), w)
+
+
 STEPS: dict[str, tuple[Any, Any]] = {
     "a network": (mlp, ({"up": values(8, 32), "down": values(32, 8)}, (values(16, 8), values(16, 8)))),
     "a loop that shares weights": (recurrent, ({"h": values(8, 8), "x": values(4, 8)}, values(16, 5, 4))),
     "a loop over layers": (layers, (values(3, 4, 4), values(8, 4))),
     "a norm of all gradients": (clipped, (values(4, 4), values(8, 4))),
     "numbers by their places": (dropped, (values(4, 4), values(16, 4))),
+    "a mask": (
+        masked,
+        (
+            {"up": values(8, 32), "down": values(32, 8)},
+            (values(16, 8), values(16, 8), mnp.asarray(np.arange(16) % 3 > 0, "float32")),
+        ),
+    ),
+    "a mask of what is known": (masked_rows, ({"up": values(8, 32), "down": values(32, 8)}, (values(16, 8),) * 2)),
+    "inputs by their mean": (standardized, (values(4, 4), values(16, 4))),
     "rows, extremes, places": (rows, (values(4, 4), values(16, 4))),
 }
 
@@ -107,6 +140,13 @@ def test_gradients_are_summed_in_a_loop_and_updates_made_once() -> None:
     assert loop.params["length"] == 4 and inside.count("dot_general") == 5
     assert "dot_general" not in [eqn.op.name for eqn in program.eqns]
     assert {v.type.shape[0] for eqn in loop.params["body"].eqns for v in eqn.outputs if v.type.ndim} == {4, 8, 32}
+
+
+def test_what_rows_need_of_the_whole_batch_is_summed_before() -> None:
+    step, args = STEPS["a mask"]
+    program = mw.make_program(mw.microbatched(step, 4, batch_args=1))(*args)
+    first, second = ([e.op.name for e in eqn.params["body"].eqns] for eqn in program.eqns if eqn.op.name == "scan")
+    assert "dot_general" not in first and second.count("dot_general") == 5  # products are computed once
 
 
 def test_memory_holds_one_part_at_a_time() -> None:

@@ -10,9 +10,9 @@ along which the batch is split. Where devices would sum what each of them has, t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from meshwright.compile.placement import Placement
 from meshwright.compile.stages import PARTITION, SIMPLIFY, Compilation, run_stages
 from meshwright.core import tree
 from meshwright.core.dtypes import INT32
-from meshwright.core.facts import Structure
-from meshwright.core.op import Op, Value
+from meshwright.core.facts import Fusion, Structure
+from meshwright.core.op import Op, Value, fusion_of
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import Array, run
@@ -52,8 +52,9 @@ def microbatched(f: Callable[..., Any], microbatches: int, *, batch_args: int | 
     ``batch_args`` are the positions of the arguments whose first dim is the batch. Each of ``microbatches`` parts of
     it is every so many-th row, or consecutive rows where their order counts; what ``f`` sums over the batch (losses,
     gradients) is summed over the parts, in a scan, and what follows from these sums (an update of parameters) is done
-    once. So memory holds the activations of one part at a time. A step that needs the whole batch at once, as a
-    normalization over it does, is refused.
+    once. So memory holds the activations of one part at a time. What rows need of the whole batch (how many of a mask
+    are set) is summed before, if that takes no products; a step that needs more of it at once, as a normalization of
+    activations over the batch does, is refused.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
     >>> def step(w, x):
@@ -149,9 +150,10 @@ class _Parts:
     """The program of one of several devices as that of parts one after the other.
 
     What does not depend on the batch is done before (but for what is made of numbers alone, which is made wherever it
-    is read), what follows from sums after. A part is every ``count``-th row, so that rows that devices have in parts
-    are so in each microbatch, too; where a step asks for the places of rows, or works on several rows together, it is
-    consecutive rows.
+    is read), what follows from sums after. Where parts themselves need a sum over the batch (a loss that is divided by
+    how many of a mask are set), that sum is taken in a pass of its own before, if no product is needed for it. A part
+    is every ``count``-th row, so that rows that devices have in parts are so in each microbatch, too; where a step asks
+    for the places of rows, or works on several rows together, it is consecutive rows.
     """
 
     def __init__(self, local: LocalProgram, count: int) -> None:
@@ -162,8 +164,7 @@ class _Parts:
         self.within: list[Eqn] = []
         self.placed: list[Eqn] = []  # what depends on which part it is
         self.after: list[Eqn] = []
-        self.sums: dict[Var, Atom] = {}  # and of what
-        self.extremes: list[Eqn] = []
+        self.passes: list[list[Eqn]] = []  # sums and extremes that parts need, by the pass in which they are taken
         self.sort()
         asked = any(not _asks_for_first(e, program) for e in self.placed if e.op is axis_index)
         batch = [AXIS in v.type.varying for v in program.inputs]
@@ -173,34 +174,50 @@ class _Parts:
     def sort(self) -> None:
         """Say of each equation when it is done."""
         free: set[Atom] = {var for var, _ in self.whole.constants}
-        late: dict[Atom, Eqn] = {}  # what follows from a sum, and that sum
+        late: set[Atom] = set()  # what follows from a sum
         for eqn in self.whole.eqns:
-            behind = next((late[a] for a in eqn.inputs if a in late), None)
             of_parts = any(AXIS in v.type.varying for v in eqn.outputs)
-            if of_parts and behind is not None:
-                raise _not_in_parts(behind)
             if of_parts:
                 _check_apart(eqn)
-            if eqn.op is psum:
-                self.sums.update(zip(eqn.outputs, eqn.inputs, strict=True))
-                late.update(dict.fromkeys(eqn.outputs, eqn))
-            elif eqn.op in (pmax, pmin):
-                self.extremes.append(eqn)
-                late.update(dict.fromkeys(eqn.outputs, eqn))
+            if eqn.op in BETWEEN.combined:
+                late.update(eqn.outputs)
             elif eqn.op in (axis_index, pscatter):
                 self.placed.append(eqn)
             elif eqn.op.collective is not None:
                 raise _not_in_parts(eqn)
             elif of_parts:
                 self.within.append(eqn)
-            elif behind is not None:
+            elif any(a in late for a in eqn.inputs):
                 self.after.append(eqn)
-                late.update(dict.fromkeys(eqn.outputs, behind))
+                late.update(eqn.outputs)
             elif all(isinstance(a, Literal) or a in free for a in eqn.inputs) and not eqn.op.effects:
                 self.numbers.append(eqn)
                 free.update(eqn.outputs)
             else:
                 self.before.append(eqn)
+        self.sort_passes()
+
+    def sort_passes(self) -> None:
+        """Say which sums over the batch its parts need, and in which pass over the batch each is taken."""
+        number: dict[Atom, int] = {}  # of the first pass that has a value
+        for eqn in self.whole.eqns:
+            at = max((number.get(a, 0) for a in eqn.inputs), default=0)
+            number.update(dict.fromkeys(eqn.outputs, at + (eqn.op in BETWEEN.combined)))
+        early = set[Atom]()  # what parts need that follows from sums
+        needed = list[Eqn]()
+        for eqn in reversed(self.whole.eqns):
+            is_needed = any(v in early for v in eqn.outputs)
+            if eqn.op in BETWEEN.combined:
+                if is_needed:
+                    needed.append(eqn)
+            elif is_needed or any(AXIS in v.type.varying for v in eqn.outputs):
+                early.update(a for a in eqn.inputs if number.get(a) and AXIS not in a.type.varying)
+        self.passes = [[] for _ in range(max((number[eqn.outputs[0]] for eqn in needed), default=0))]
+        for eqn in reversed(needed):
+            self.passes[number[eqn.outputs[0]] - 1].append(eqn)
+            of_rows = self.phase(self.within, eqn.inputs).program.eqns
+            if any(fusion_of(e) is Fusion.CONTRACTION or e.regions() for e in of_rows):
+                raise _not_in_parts(eqn)
 
     @property
     def program(self) -> Program:
@@ -218,43 +235,70 @@ class _Parts:
         rows = {v: self.split(known.pop(v), 0) for v in self.whole.inputs if AXIS in v.type.varying}
         outputs = list(dict.fromkeys(a for a in self.whole.outputs if isinstance(a, Var)))
         joined = [v for v in outputs if AXIS in v.type.varying]
-        stacked = list(dict.fromkeys([*joined, *(eqn.inputs[0] for eqn in self.extremes)]))
-        within = self.phase(self.within, [*self.sums.values(), *stacked])
-        after = self.phase(self.after, [v for v in outputs if v not in joined])
-        placed = [eqn.inputs[0] for eqn in self.placed if eqn.op is pscatter]
-        read = [*within.inputs, *after.inputs, *placed]
-        made = {v for eqn in (*self.before, *self.numbers) for v in eqn.outputs}
-        self.phase(self.before, [v for v in dict.fromkeys(read) if v in made]).run(known)
+        early = {eqn for taken in self.passes for eqn in taken}
+        last = [eqn for eqn in self.whole.eqns if eqn.op in BETWEEN.combined and eqn not in early]
+        passes = [_Pass(taken, self.phase(self.within, [eqn.inputs[0] for eqn in taken])) for taken in self.passes]
+        of_last = [*(eqn.inputs[0] for eqn in last), *joined]
+        passes.append(_Pass(last, self.phase(self.within, of_last, effects=True)))
+        of_after = [v for v in outputs if v not in joined]
+        after = [self.phase(self.after, list(self.read_by(one, self.after))) for one in passes[1:]]
+        after.append(self.phase(self.after, of_after, effects=True))
+        before = [*self.before, *self.numbers]
+        read = [v for one in passes for v in self.read_by(one, before)]
+        made = {v for eqn in before for v in eqn.outputs}
+        read += [v for one in after for v in one.inputs if v in made]
+        self.phase(self.before, list(dict.fromkeys(read)), effects=True).run(known)
+        for one, then in zip(passes, after, strict=True):
+            stacked = self.run_pass(one, rows, joined if one is passes[-1] else [], known)
+            then.run(known)
+        dims = dict(zip(self.whole.outputs, self.local.out_shardings, strict=True))
+        for v in joined:
+            known[v] = self.join(stacked[v], next(d for d, dim in enumerate(dims[v].dims) if dim.axes))
+        return [read_atom(known, a) for a in self.whole.outputs]
+
+    def read_by(self, one: _Pass, made: Sequence[Eqn]) -> dict[Var, None]:
+        """What a pass reads of what some equations make."""
+        those = {v for eqn in made for v in eqn.outputs}
+        inputs = dict.fromkeys(one.phase.inputs)
+        rows = [eqn.inputs[0] for eqn in self.placed if eqn.op is pscatter and eqn.outputs[0] in inputs]
+        return dict.fromkeys(v for v in (*inputs, *rows) if isinstance(v, Var) and v in those)
+
+    def run_pass(
+        self, one: _Pass, rows: Mapping[Var, Value], joined: Sequence[Var], known: dict[Atom, Value]
+    ) -> dict[Atom, Value]:
+        """The sums and extremes of a pass over the parts of the batch, as known values; and values of the parts."""
+        sums = {eqn.outputs[0]: eqn.inputs[0] for eqn in one.taken if eqn.op is psum}
+        extremes = [eqn for eqn in one.taken if eqn.op is not psum]
+        stacked = list(dict.fromkeys([*joined, *(eqn.inputs[0] for eqn in extremes)]))
+        placed = [eqn for eqn in self.placed if eqn.outputs[0] in {*one.phase.inputs, *stacked, *sums.values()}]
+        read = {v: x for v, x in rows.items() if v in {*one.phase.inputs, *stacked, *sums.values()}}
 
         def part(carry: Any, x: Any) -> Any:
             number, totals = carry
-            mine: dict[Atom, Value] = {**known, **dict(zip(rows, x, strict=True))}
-            for eqn in self.placed:
+            mine: dict[Atom, Value] = {**known, **dict(zip(read, x, strict=True))}
+            for eqn in placed:
                 mine[eqn.outputs[0]] = number if eqn.op is axis_index else self.row(mine, eqn, number)
-            within.run(mine)
-            totals = [add(total, mine[a]) for total, a in zip(totals, self.sums.values(), strict=True)]
+            one.phase.run(mine)
+            totals = [add(total, mine[a]) for total, a in zip(totals, sums.values(), strict=True)]
             return (add(number, scalar_like(number, 1)), totals), [mine[v] for v in stacked]
 
-        start = [zeros(_invariant(a.type)) for a in self.sums.values()]
+        start = [zeros(_invariant(a.type)) for a in sums.values()]
         first = zeros(TensorType((), INT32))
-        (_, sums), parts = scan(part, (first, start), list(rows.values()), length=self.count)
-        known.update(zip(self.sums, sums, strict=True))
-        of_parts = dict(zip(stacked, parts, strict=True))
-        for eqn in self.extremes:
+        (_, totals), parts = scan(part, (first, start), list(read.values()), length=self.count)
+        known.update(zip(sums, totals, strict=True))
+        of_parts: dict[Atom, Value] = dict(zip(stacked, parts, strict=True))
+        for eqn in extremes:
             assert eqn.op.stack is not None
             known[eqn.outputs[0]] = eqn.op.stack(AXIS, self.count, of_parts[eqn.inputs[0]], True, eqn.params)[0]
-        after.run(known)
-        dims = dict(zip(self.whole.outputs, self.local.out_shardings, strict=True))
-        for v in joined:
-            known[v] = self.join(of_parts[v], next(d for d, dim in enumerate(dims[v].dims) if dim.axes))
-        return [read_atom(known, a) for a in self.whole.outputs]
+        return of_parts
 
-    def phase(self, eqns: Sequence[Eqn], outputs: Sequence[Atom]) -> _Phase:
-        """Those of the equations, and of numbers, that make these values, as a program of its own."""
+    def phase(self, eqns: Sequence[Eqn], outputs: Sequence[Atom], effects: bool = False) -> _Phase:
+        """Those of the equations, and of numbers, that make these values, as a program of its own; with those that
+        have effects, or without."""
         wanted, kept = dict.fromkeys(outputs), list[Eqn]()
         mine = {id(eqn) for eqn in (*eqns, *self.numbers)}
         for eqn in reversed([eqn for eqn in self.whole.eqns if id(eqn) in mine]):
-            if eqn.effects or any(v in wanted for v in eqn.outputs):
+            if (effects and eqn.effects) or any(v in wanted for v in eqn.outputs):
                 kept.append(eqn)
                 wanted.update(dict.fromkeys(eqn.inputs))
         made = {*(v for eqn in kept for v in eqn.outputs), *(v for v, _ in self.whole.constants)}
@@ -290,6 +334,13 @@ class _Phase:
 
     def run(self, known: dict[Atom, Value]) -> None:
         known.update(zip(self.outputs, run(self.program, [known[v] for v in self.inputs]), strict=True))
+
+
+class _Pass(NamedTuple):
+    """A pass over the parts of a batch: the sums and extremes that are taken in it, and what makes them of a part."""
+
+    taken: Sequence[Eqn]
+    phase: _Phase
 
 
 def _without_devices(program: Program) -> Program:
