@@ -237,9 +237,9 @@ class _Parts:
         joined = [v for v in outputs if AXIS in v.type.varying]
         early = {eqn for taken in self.passes for eqn in taken}
         last = [eqn for eqn in self.whole.eqns if eqn.op in BETWEEN.combined and eqn not in early]
-        passes = [_Pass(taken, self.phase(self.within, [eqn.inputs[0] for eqn in taken])) for taken in self.passes]
+        passes = [_FirstPass(taken, self.phase(self.within, [eqn.inputs[0] for eqn in taken])) for taken in self.passes]
         of_last = [*(eqn.inputs[0] for eqn in last), *joined]
-        passes.append(_Pass(last, self.phase(self.within, of_last, effects=True)))
+        passes.append(_FirstPass(last, self.phase(self.within, of_last, effects=True)))
         of_after = [v for v in outputs if v not in joined]
         after = [self.phase(self.after, list(self.read_by(one, self.after))) for one in passes[1:]]
         after.append(self.phase(self.after, of_after, effects=True))
@@ -256,7 +256,7 @@ class _Parts:
             known[v] = self.join(stacked[v], next(d for d, dim in enumerate(dims[v].dims) if dim.axes))
         return [read_atom(known, a) for a in self.whole.outputs]
 
-    def read_by(self, one: _Pass, made: Sequence[Eqn]) -> dict[Var, None]:
+    def read_by(self, one: _FirstPass, made: Sequence[Eqn]) -> dict[Var, None]:
         """What a pass reads of what some equations make."""
         those = {v for eqn in made for v in eqn.outputs}
         inputs = dict.fromkeys(one.phase.inputs)
@@ -264,7 +264,7 @@ class _Parts:
         return dict.fromkeys(v for v in (*inputs, *rows) if isinstance(v, Var) and v in those)
 
     def run_pass(
-        self, one: _Pass, rows: Mapping[Var, Value], joined: Sequence[Var], known: dict[Atom, Value]
+        self, one: _FirstPass, rows: Mapping[Var, Value], joined: Sequence[Var], known: dict[Atom, Value]
     ) -> dict[Atom, Value]:
         """The sums and extremes of a pass over the parts of the batch, as known values; and values of the parts."""
         sums = {eqn.outputs[0]: eqn.inputs[0] for eqn in one.taken if eqn.op is psum}
@@ -336,7 +336,7 @@ class _Phase:
         known.update(zip(self.outputs, run(self.program, [known[v] for v in self.inputs]), strict=True))
 
 
-class _Pass(NamedTuple):
+class _FirstPass(NamedTuple):
     """A pass over the parts of a batch: the sums and extremes that are taken in it, and what makes them of a part."""
 
     taken: Sequence[Eqn]
