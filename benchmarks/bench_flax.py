@@ -16,8 +16,8 @@ from typing import Any
 
 DEVICES = 8
 BAR = 1.05
-SPLIT = ("query", "key", "value", "Dense_0")  # layers whose results are split over "model": heads and hidden units
-LEADS_BACK = ("out", "Dense_1")  # layers whose operands are
+SPLIT = ("query", "key", "value", "Dense_1")  # layers whose results are split over "model": heads and hidden units
+LEADS_BACK = ("out", "Dense_0")  # layers whose operands are
 
 
 def model(vocab: int, width: int, layers: int) -> Any:

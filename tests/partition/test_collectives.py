@@ -11,7 +11,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P
 from meshwright.core.text.parse import parse_program
-from meshwright.partition.combine import combine
+from meshwright.partition.combine import CollectiveReason, combine
 from meshwright.testing import assert_comms
 
 MESH = mw.make_mesh((2, 4), ("data", "model"))
@@ -217,3 +217,95 @@ def test_sums_wait_for_each_other() -> None:
           return d, f
         }""")
     assert combine(program) == expected
+
+
+def test_small_gathers_of_results_are_one_collective() -> None:
+    program = parse_program("""
+        program(a: f32[4]{i}, b: f32[3,2]{i}, c: f32[20000]{i}) {
+          d: f32[8] = all_gather_invariant a axes=('i',) sizes=(2,) dim=0
+          e: f32[3,4] = all_gather_invariant b axes=('i',) sizes=(2,) dim=1
+          f: f32[40000] = all_gather_invariant c axes=('i',) sizes=(2,) dim=0
+          g: f32[8] = neg d
+          return g, e, f
+        }""")
+    expected = parse_program("""
+        program(a: f32[4]{i}, b: f32[3,2]{i}, c: f32[20000]{i}) {
+          f: f32[40000] = all_gather_invariant c axes=('i',) sizes=(2,) dim=0
+          r: f32[1,4]{i} = reshape a shape=(1, 4)
+          s: f32[1,6]{i} = reshape b shape=(1, 6)
+          t: f32[1,10]{i} = concatenate r s dim=1
+          u: f32[2,10] = all_gather_invariant t axes=('i',) sizes=(2,) dim=0
+          v: f32[2,4] = slice u starts=(0, 0) limits=(2, 4) strides=(1, 1)
+          d: f32[8] = reshape v shape=(8,)
+          w: f32[2,6] = slice u starts=(0, 4) limits=(2, 10) strides=(1, 1)
+          x: f32[2,3,2] = reshape w shape=(2, 3, 2)
+          y: f32[3,2,2] = transpose x permutation=(1, 0, 2)
+          e: f32[3,4] = reshape y shape=(3, 4)
+          g: f32[8] = neg d
+          return g, e, f
+        }""")
+    whys = {eqn.outputs[0]: CollectiveReason("it is returned", eqn.outputs[0].type) for eqn in program.eqns[:3]}
+    assert combine(program, whys) == expected
+    (reason,) = [why for var, why in whys.items() if var.type.shape == (2, 10)]
+    assert reason.text == "it is returned (and 1 more gather taken with it)"
+    assert [t.shape for t in reason.together] == [(8,), (3, 4)]
+    assert combine(program).eqns == program.eqns  # the user wrote them
+
+
+def test_sums_of_which_one_is_needed_before_the_other_is_made_are_taken_together() -> None:
+    """Mean and mean square of a row, as normalizations have them."""
+    program = parse_program("""
+        program(a: f32[4]{i}, b: f32[4]{i}) {
+          c: f32[4] = psum a axes=('i',)
+          d: f32[4] = mul c 0.25
+          e: f32[4]{i} = mul b b
+          f: f32[4] = psum e axes=('i',)
+          g: f32[4] = mul d d
+          h: f32[4] = sub f g
+          k: f32[] = dot_general h d contract=((0,), (0,)) batch=((), ()) dtype=None
+          return k
+        }""")
+    expected = parse_program("""
+        program(a: f32[4]{i}, b: f32[4]{i}) {
+          e: f32[4]{i} = mul b b
+          c: f32[4], f: f32[4] = psum a e axes=('i',)
+          d: f32[4] = mul c 0.25
+          g: f32[4] = mul d d
+          h: f32[4] = sub f g
+          k: f32[] = dot_general h d contract=((0,), (0,)) batch=((), ()) dtype=None
+          return k
+        }""")
+    assert combine(program) == expected
+
+
+def test_layer_norms_and_what_an_optimizer_returns_take_one_collective_each() -> None:
+    def norm(p: dict[str, Any], x: Any) -> Any:
+        mean, square = x.mean(-1, keepdims=True), (x * x).mean(-1, keepdims=True)
+        return (x - mean) / mnp.sqrt(square - mean * mean + 1e-5) * p["scale"] + p["bias"]
+
+    def train(params: list[dict[str, Any]], momenta: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            y = x
+            for p in params:
+                y = y + norm(p, y)
+            return (y * y).sum() / 64
+
+        slopes = mw.grad(loss)(params)
+        momenta = mw.tree.map(lambda m, g: 0.9 * m + g, momenta, slopes)
+        return mw.tree.map(lambda p, m: p - 0.1 * m, params, momenta), momenta
+
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    params = [{"scale": draw(16), "bias": draw(16)} for _ in range(2)]
+    momenta, x = mw.tree.map(np.ones_like, params), draw(8, 16)
+    whole, split = mw.NamedSharding(MESH, P()), mw.NamedSharding(MESH, P(None, "model"))
+    step = mw.jit(train, in_shardings=(whole, whole, split), out_shardings=whole)
+    found = step.lower(params, momenta, x).compile()
+    gathers = [one for one in found.collectives if one.kind == "all_gather"]
+    assert [len(one.values) for one in gathers] == [8]  # two of each of four vectors
+    assert "and 7 more gathers taken with it" in gathers[0].why
+    sums = [one for one in found.collectives if one.kind == "all_reduce"]
+    assert [len(one.values) for one in sums] == [2, 2, 2]  # of each norm forward; backward of the second one alone
+    expected = mw.jit(train)(params, momenta, x)
+    for one, other in zip(mw.tree.leaves(step(params, momenta, x)), mw.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-4, atol=1e-5)

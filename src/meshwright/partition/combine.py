@@ -1,9 +1,10 @@
-"""Sums over the same axes become one collective, and the collectives of a local program as a list."""
+"""Sums over the same axes become one collective, small gathers too; the collectives of a local program as a list."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from itertools import count, groupby
+from itertools import count, groupby, islice
 from math import ceil, prod
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -14,15 +15,18 @@ from meshwright.core.source import Source
 from meshwright.core.types import TensorType
 from meshwright.hardware.collectives import shift_of
 from meshwright.ops.collective import psum
+from meshwright.partition.packed import SMALL_BYTES, gather_bucket, packed
 from meshwright.transform.simplify import dce
 
 LARGEST_BYTES = 1 << 25  # of one collective; larger sums gain nothing by waiting for others
+FURTHER_DOWN = 32  # equations among which sums are looked for that one which is needed can be taken with
 
 
 class CollectiveReason(NamedTuple):
     """Why a collective was put in, the type of the global value that it is for, and whether a user asked for it there.
 
     ``var`` is the value itself, as the program has it that was partitioned, and ``made`` the line of what left it so.
+    ``together`` are the types of all values that it is for, if these are several in one array.
     """
 
     text: str
@@ -30,6 +34,7 @@ class CollectiveReason(NamedTuple):
     asked: bool = False
     var: Atom | None = None
     made: Source | None = None
+    together: tuple[TensorType, ...] = ()
 
 
 class OverlapOutcome(NamedTuple):
@@ -114,21 +119,28 @@ class Listed(Protocol):
 One = TypeVar("One", bound=Listed)
 
 
-def combine(program: Program) -> Program:
+def combine(program: Program, whys: dict[Var, CollectiveReason] | None = None) -> Program:
     """The program with sums that can be taken together taken together.
 
-    A sum waits until something needs it. What only leads elementwise from sums to results, such as the update of
-    parameters by their gradients, comes last, so that their sums can wait for each other.
+    A sum waits until something needs it; then small ones that are little further down are taken with it. What only
+    leads elementwise from sums to results, such as the update of parameters by their gradients, comes last, so that
+    their sums can wait for each other; and so can small gathers there that have an entry in ``whys``, which gets one
+    for what they become.
 
     c: f32[4] = psum a axes=('i',)             d: f32[4] = neg c      c: f32[4], e: f32[8] = psum a b axes=('i',)
     d: f32[4] = neg c                  ==>     e: f32[8] = psum b     d: f32[4] = neg c
     e: f32[8] = psum b axes=('i',)
     """
     last = _tail(program)
-    order = _Order()
-    for eqn in program.eqns:
-        if eqn not in last:
+    order = _Order({} if whys is None else whys)
+    ahead = deque(eqn for eqn in program.eqns if eqn not in last)
+    while ahead:
+        eqn = ahead.popleft()
+        for key in order.needed_by(eqn):
+            order.add_all(_beside(key, [eqn, *islice(ahead, FURTHER_DOWN)], order))
+        if eqn not in order.entered:
             order.add(eqn)
+    order.gathers_wait = True
     rest = [eqn for eqn in program.eqns if eqn in last]
     while rest:
         blocked: set[Atom] = set(order.bucket_of)
@@ -136,13 +148,13 @@ def combine(program: Program) -> Program:
         for eqn in rest:
             if blocked.isdisjoint(eqn.inputs):
                 order.add(eqn)
-                blocked.update(eqn.outputs if eqn.op is psum else ())
+                blocked.update(eqn.outputs if order.bucket(eqn) is not None else ())
             else:
                 later.append(eqn)
                 blocked.update(eqn.outputs)
         rest = later
         # First those for which nobody is still to come.
-        coming = {_bucket(eqn) for eqn in rest if eqn.op is psum}
+        coming = {order.bucket(eqn) for eqn in rest} & set(order.waiting)
         order.flush_all(except_for=coming if coming < set(order.waiting) else set())
     order.flush_all()
     return Program(program.inputs, tuple(order.eqns), program.outputs, program.constants)
@@ -171,37 +183,72 @@ def _is_light(eqn: Eqn) -> bool:
 class _Order:
     """Equations in order, with sums that still wait for others in buckets."""
 
-    def __init__(self) -> None:
+    def __init__(self, whys: dict[Var, CollectiveReason]) -> None:
         self.eqns: list[Eqn] = []
+        self.whys = whys
+        self.gathers_wait = False  # as sums do
+        self.entered: set[Eqn] = set()  # before their turn
         self.waiting: dict[Any, list[Eqn]] = {}
         self.bucket_of: dict[Atom, Any] = {}
 
+    def bucket(self, eqn: Eqn) -> Any:
+        """Collectives of one bucket can be one; None for what waits for no other."""
+        if eqn.op is psum:
+            return eqn.params["axes"], eqn.inputs[0].type.dtype
+        return gather_bucket(eqn, self.whys) if self.gathers_wait else None
+
+    def needed_by(self, eqn: Eqn) -> list[Any]:
+        """The buckets with sums that an equation needs."""
+        return list(dict.fromkeys(self.bucket_of[atom] for atom in eqn.inputs if atom in self.bucket_of))
+
     def add(self, eqn: Eqn) -> None:
         """Enter an equation after the sums that it needs."""
-        for atom in eqn.inputs:
-            if atom in self.bucket_of:
-                self.flush(self.bucket_of[atom])
-        if eqn.op is not psum:
+        for key in self.needed_by(eqn):
+            self.flush(key)
+        key = self.bucket(eqn)
+        if key is None:
             if eqn.regions():
-                params = {name: _inside(value) for name, value in eqn.params.items()}
+                params = {name: self.inside(value) for name, value in eqn.params.items()}
                 eqn = Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source)
             self.eqns.append(eqn)
             return
-        key = _bucket(eqn)
         held = sum(a.type.nbytes for e in self.waiting.get(key, ()) for a in e.inputs)
         if held and held + sum(a.type.nbytes for a in eqn.inputs) > LARGEST_BYTES:
             self.flush(key)
         self.waiting.setdefault(key, []).append(eqn)
         self.bucket_of.update(dict.fromkeys(eqn.outputs, key))
 
+    def add_all(self, eqns: Sequence[Eqn]) -> None:
+        """Enter equations before their turn."""
+        for eqn in eqns:
+            self.add(eqn)
+            self.entered.add(eqn)
+
+    def inside(self, value: Any) -> Any:
+        """The value of a param, in which regions are in order."""
+        if isinstance(value, Program):
+            return combine(dce(value), self.whys)  # what recomputes values needs few of them
+        return tuple(map(self.inside, value)) if isinstance(value, tuple) else value
+
     def flush(self, key: Any) -> None:
-        """Take the sums of a bucket."""
+        """Take the sums, or gathers, of a bucket."""
         found = self.waiting.pop(key)
-        inputs = tuple(a for eqn in found for a in eqn.inputs)
         outputs = tuple(v for eqn in found for v in eqn.outputs)
-        self.eqns.append(Eqn(psum, inputs, found[0].params, outputs, found[0].source))
         for var in outputs:
             del self.bucket_of[var]
+        if found[0].op is psum:
+            inputs = tuple(a for eqn in found for a in eqn.inputs)
+            self.eqns.append(Eqn(psum, inputs, found[0].params, outputs, found[0].source))
+        elif len(found) == 1:
+            self.eqns += found
+        else:
+            eqns, gathered = packed(found)
+            self.eqns += eqns
+            reasons = [self.whys[var] for var in outputs]
+            together = tuple(t for why in reasons for t in why.together or (why.value,))
+            why = _joined(reasons, "gather")
+            assert why is not None
+            self.whys[gathered] = why._replace(together=together)
 
     def flush_all(self, except_for: Set[Any] = frozenset()) -> None:
         """Take all sums that wait, but for some."""
@@ -209,15 +256,36 @@ class _Order:
             self.flush(key)
 
 
-def _bucket(eqn: Eqn) -> Any:
-    """Sums of one bucket can be one collective."""
-    return eqn.params["axes"], eqn.inputs[0].type.dtype
+def _beside(key: Any, ahead: Sequence[Eqn], order: _Order) -> list[Eqn]:
+    """Small sums among the next equations that can be taken with those that wait in a bucket, and what makes them."""
+
+    def joins(eqn: Eqn) -> bool:
+        return eqn.op is psum and order.bucket(eqn) == key and sum(a.type.nbytes for a in eqn.inputs) <= SMALL_BYTES
+
+    if not any(map(joins, ahead)):
+        return []
+    late: set[Atom] = set(order.bucket_of)  # that is not there before the sums which wait
+    made: dict[Atom, Eqn] = {}
+    found: dict[Eqn, None] = {}
+    for eqn in ahead:
+        if eqn in order.entered:
+            continue
+        if not late.isdisjoint(eqn.inputs) or not (joins(eqn) or (eqn.op.collective is None and _is_light(eqn))):
+            late.update(eqn.outputs)
+        elif eqn.op is psum:
+            found.update(dict.fromkeys([*_makers(eqn, made), eqn]))
+            late.update(eqn.outputs)
+        else:
+            made.update(dict.fromkeys(eqn.outputs, eqn))
+    return list(found)
 
 
-def _inside(value: Any) -> Any:
-    if isinstance(value, Program):
-        return combine(dce(value))  # what recomputes values needs few of them
-    return tuple(map(_inside, value)) if isinstance(value, tuple) else value
+def _makers(eqn: Eqn, made: Mapping[Atom, Eqn]) -> Iterator[Eqn]:
+    """The equations among ``made`` that an equation needs, in order."""
+    for atom in eqn.inputs:
+        if atom in made:
+            yield from _makers(made[atom], made)
+            yield made[atom]
 
 
 def records(
@@ -321,7 +389,9 @@ def _record(
         moving = sum(source != target for source, target in eqn.params["permutation"])
         received, total = (held if moving else 0), held * moving * devices // group
     found = [whys.get(v) for v in eqn.outputs]
-    values = tuple(w.value if w is not None else v.type for w, v in zip(found, eqn.outputs, strict=True))
+    values = tuple(
+        t for w, v in zip(found, eqn.outputs, strict=True) for t in (w.together or (w.value,) if w else (v.type,))
+    )
     volume = {"all_gather": group * held, "all_to_all": group * held, "permute": group * held}.get(kind, held)
     why = _joined(found)
     return CollectiveRecord(
@@ -329,11 +399,11 @@ def _record(
     )
 
 
-def _joined(whys: Sequence[CollectiveReason | None]) -> CollectiveReason | None:
+def _joined(whys: Sequence[CollectiveReason | None], word: str = "sum") -> CollectiveReason | None:
     known = [why for why in whys if why is not None]
     if not known:
         return None
     texts = list(dict.fromkeys(why.text for why in known))
     others = len(known) - 1
-    more = f" (and {others} more sum{'s' * (others > 1)} taken with it)" if others > 0 else ""
+    more = f" (and {others} more {word}{'s' * (others > 1)} taken with it)" if others > 0 else ""
     return known[0]._replace(text=texts[0] + more, asked=all(why.asked for why in known))

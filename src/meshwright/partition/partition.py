@@ -170,10 +170,10 @@ def _partition(
 
 
 def combined(found: LocalProgram) -> LocalProgram:
-    """The program of one device with sums over the same devices taken together, and reduce-scatters for sums of which
-    each device keeps a part."""
+    """The program of one device with sums over the same devices taken together, small gathers too, and reduce-scatters
+    for sums of which each device keeps a part."""
     whys = dict(found.whys)
-    return replace(found, program=combine(scatter_sums(found.program, whys, found.cost)), whys=whys)
+    return replace(found, program=combine(scatter_sums(found.program, whys, found.cost), whys), whys=whys)
 
 
 def overlapped(found: LocalProgram, how: Overlap) -> LocalProgram:
