@@ -154,6 +154,38 @@ def test_a_step_that_needs_its_whole_batch_has_no_microbatches():
     assert {(e.strategy.pipeline, e.strategy.microbatches) for e in found.estimates} == {(1, 1)}
 
 
+def test_a_loss_that_is_divided_by_the_count_of_a_mask_is_searched_as_one_that_is_not():
+    def trained(divided):
+        def step(w, batch):
+            x, mask = batch
+
+            def loss(w):
+                y, _ = lax.scan(lambda h, w: (mnp.tanh(h @ w), None), x, w)
+                return mnp.sum(mnp.sum(y**2, -1) * mask) / (mnp.sum(mask) if divided else 8.0)
+
+            value, gradient = mw.value_and_grad(loss)(w)
+            return value, w - 0.1 * gradient
+
+        return step
+
+    args = mw.ShapeDtypeStruct((4, 256, 256), "float32"), (mnp.ones((1024, 256)), mnp.ones(1024))
+    models = [dist.traced(trained(divided), *args) for divided in (True, False)]
+    assert all(model.separable for model in models)
+    some = {"microbatches": [1, 4], "zero": [0, 3], "recompute": ["none", "full"]}
+    machine = hardware.Topology("h100", 4)
+    found, plain = (dist.grid_search(model, machine, 1024, prune=False, **some).estimates for model in models)
+    seconds = {one.strategy: one.seconds for one in plain}
+    assert {one.strategy for one in found} == {*seconds} and any(s.pipeline > 1 for s in seconds)
+    for one in found:
+        assert one.seconds == pytest.approx(seconds[one.strategy], rel=0.02)
+    parts = mw.microbatched(trained(True), 4, batch_args=1)
+    real = mw.simulate(mw.jit(parts, donate_argnums=(0,)).lower(*args).compile(), "h100 1")
+    one = dist.OnTopology(hardware.Topology("h100", 1))
+    assert dist.estimate(models[0], dist.Strategy(microbatches=4), 1024, one).seconds == pytest.approx(
+        real.seconds, rel=0.1
+    )
+
+
 def test_a_step_that_needs_its_whole_batch_has_the_memory_of_the_program_simulated():
     step, params, batch = shapes(moe, moe.Config(), 16)
     model = dist.traced(step, params, batch)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from meshwright.core.op import No
 from meshwright.partition.choose import Numbered, groups_of, rule_of
 from meshwright.propagate.project import Shape, shapes_of
-from meshwright.search.layout.graph import LaidValue, LayoutGraph, LayoutStep
+from meshwright.search.layout.graph import LaidValue, LayoutGraph, LayoutStep, is_product
 from meshwright.search.layout.ways import split_rule, types_of
 
 WHOLE, SUM = -1, -2  # places of a value beside its dims: whole on each device, a summand on each
@@ -19,23 +19,24 @@ class BatchDims:
 
     ``needs`` is, for each step, the places in which it reads its operands; ``whole`` a step that needs the whole batch
     on one device. A step is ``separable`` if parts of the batch can be computed one after the other: nothing in their
-    midst needs a sum over all.
+    midst needs a sum over all, or one that takes no products (of a mask, say), which can be had before.
     """
 
     def __init__(self, graph: LayoutGraph, batch: Collection[int]) -> None:
         self.places: dict[LaidValue, int] = {}
         self.needs: dict[LayoutStep, list[int]] = {}
         self.late: set[LaidValue] = set()  # what comes after a sum over the batch
+        self.products: set[LaidValue] = set()  # what products, or loops, are needed for
         self.of_batch: set[LaidValue] = set()
         self.whole: LayoutStep | None = None
         self.separable = True
         self.batch = {graph.inputs[n] for n in batch}
         for _ in range(ROUNDS):
-            before = dict(self.places), len(self.late), len(self.of_batch)
+            before = dict(self.places), len(self.late), len(self.of_batch), len(self.products)
             self.needs.clear()
             for step in graph.steps:
                 self.visit(step)
-            if (self.places, len(self.late), len(self.of_batch)) == before:
+            if (self.places, len(self.late), len(self.of_batch), len(self.products)) == before:
                 break
         self.separable &= self.whole is None
 
@@ -46,7 +47,10 @@ class BatchDims:
         """Enter the places of a step's results, and in which it needs its operands."""
         self.needs[step] = list(needs)
         of_batch = any(x in self.of_batch for x in step.inputs) or any(p != WHOLE for p in places)
-        taken = any(self.place(x) == SUM != need for x, need in zip(step.inputs, needs, strict=True))
+        summed = [x for x, need in zip(step.inputs, needs, strict=True) if self.place(x) == SUM != need]
+        taken = any(x in self.products for x in summed)
+        if is_product(step.eqn) or step.kind == "carry" or any(x in self.products for x in step.inputs):
+            self.products.update(step.outputs)
         late = late or taken or any(x in self.late for x in step.inputs)
         for value, place in zip(step.outputs, places, strict=True):
             self.places[value] = place
@@ -138,7 +142,7 @@ class BatchDims:
         if linear and sum(x.type.nbytes for x in step.outputs) <= before:
             self.put(step, [SUM] * len(step.outputs), given, False)
         else:
-            self.put(step, [WHOLE] * len(step.outputs), [WHOLE] * len(given), True)
+            self.put(step, [WHOLE] * len(step.outputs), [WHOLE] * len(given), False)
 
     # What is broadcast along the batch
 

@@ -118,11 +118,30 @@ class UnitReader:
         eqn = self.kernels[n].eqns[-1]
         return eqn.op.collective is not None and tuple(eqn.params["axes"]) == (DATA,)
 
+    def _sums_of_parts(self) -> list[bool]:
+        """Whether a task is a sum over the batch that comes after what is done with its parts, and not one that they
+        need, which is had before: it takes no products."""
+        count = len(self.tasks)
+        products, of_rows = [False] * count, [False] * count
+        sums: list[set[int]] = []  # without products, that a task follows from
+        needed: set[int] = set()
+        for n, task in enumerate(self.tasks):
+            products[n] = self.is_product(n) or task.body is not None or any(products[a] for a in task.after)
+            of_rows[n] = not self.is_sum(n) and (
+                any(v in self.batch for v in task.reads) or any(of_rows[a] for a in task.after)
+            )
+            sums.append(
+                {*({n} if self.is_sum(n) and not products[n] else ()), *(k for a in task.after for k in sums[a])}
+            )
+            if of_rows[n]:
+                needed |= sums[n]
+        return [self.is_sum(n) and n not in needed for n in range(count)]
+
     def _phases(self, loss: Atom) -> list[int]:
         count = len(self.tasks)
-        late, micro = [False] * count, [False] * count
+        late, micro, last_sum = [False] * count, [False] * count, self._sums_of_parts()
         for n, task in enumerate(self.tasks):
-            late[n] = any(late[a] or self.is_sum(a) for a in task.after)
+            late[n] = any(late[a] or last_sum[a] for a in task.after)
             micro[n] = not late[n] and (any(v in self.batch for v in task.reads) or any(micro[a] for a in task.after))
         needed: set[int] = set()
         root = self.block.kernels.stored(loss)
@@ -135,7 +154,7 @@ class UnitReader:
         last = max((n for n in needed if micro[n] and self.is_product(n)), default=-1)
         found = []
         for n in range(count):
-            if self.is_sum(n):
+            if last_sum[n]:
                 found.append(REDUCE)
             elif late[n]:
                 found.append(TAIL)
