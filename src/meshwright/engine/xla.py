@@ -37,6 +37,7 @@ from meshwright.sharding.mesh import AbstractMesh
 from meshwright.sharding.named import NamedSharding
 from meshwright.sharding.spec import PartitionSpec
 from meshwright.transform.stack import inline_calls
+from meshwright.transform.turned import turn_matmuls
 
 if TYPE_CHECKING:
     from meshwright.partition.partition import LocalProgram
@@ -212,7 +213,7 @@ def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = N
             fix="random.key_data(keys) outside, and random.wrap_key_data(words) inside",
         )
     needed()
-    program = program if placed else inline_calls(program, shard_maps=False)
+    program = turn_matmuls(program if placed else inline_calls(program, shard_maps=False))
     axes, on, ours = _laid_out(program, placed)
     count = prod(size for _, size in axes)
     devices = real_devices(count, on is None) if devices is None else devices
