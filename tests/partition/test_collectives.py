@@ -295,7 +295,7 @@ def test_layer_norms_and_what_an_optimizer_returns_take_one_collective_each() ->
         return mw.tree.map(lambda p, m: p - 0.1 * m, params, momenta), momenta
 
     rng = np.random.default_rng(0)
-    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
+    draw = lambda *shape: np.asarray(rng.normal(size=shape), np.float32)
     params = [{"scale": draw(16), "bias": draw(16)} for _ in range(2)]
     momenta, x = mw.tree.map(np.ones_like, params), draw(8, 16)
     whole, split = mw.NamedSharding(MESH, P()), mw.NamedSharding(MESH, P(None, "model"))

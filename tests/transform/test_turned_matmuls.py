@@ -74,7 +74,7 @@ def test_all_transposes_of_products_are_those_of_numpy(spec: str, sides: bool) -
 
 def test_a_gradient_of_a_weight_has_no_transpose_in_what_xla_is_given() -> None:
     def f(ws: Any, x: Any) -> Any:
-        def layer(x: Any, w: Any) -> tuple[Any, None]:
+        def layer(x: Any, w: Any) -> tuple[Any, Any]:
             return mnp.tanh(x @ w), mnp.einsum("ij,ik->jk", x, x @ w).T
 
         return mw.lax.scan(layer, x, ws)

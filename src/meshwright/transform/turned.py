@@ -34,7 +34,7 @@ def turn_matmuls(program: Program) -> Program:
     for eqn in program.eqns:
         if eqn in gone:
             continue
-        params = {name: _inside(value) for name, value in eqn.params.items()} if eqn.regions() else eqn.params
+        params = {name: _inside(value) if eqn.regions() else value for name, value in eqn.params.items()}
         if any(value is not eqn.params[name] for name, value in params.items()):
             eqn, changed = Eqn(eqn.op, eqn.inputs, params, eqn.outputs, eqn.source), True
         eqns.append(turned.get(eqn, eqn))
