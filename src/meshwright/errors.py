@@ -66,8 +66,13 @@ class MeshError(MeshwrightError, ValueError):
     """A mesh that cannot be, or one that is missing."""
 
 
-class ShardingError(MeshwrightError, ValueError):
-    """A sharding that breaks a rule of the representation, or does not fit what it is used for."""
+class AxisNameError(MeshError, NameError):
+    """A mesh axis that is named where there is none of that name."""
+
+
+class ShardingError(MeshwrightError, TypeError, ValueError):
+    """A sharding that breaks a rule of the representation, or does not fit what it is used for: for some of these JAX
+    raises the one, for some the other."""
 
 
 class CommunicationError(MeshwrightError):

@@ -131,8 +131,8 @@ def test_a_donated_buffer_used_again(again: Callable[[Any], Any], compiled: bool
     f: Any = mw.jit(lambda x: x * 2, donate_argnums=0)
     (f.lower(x).compile() if compiled else f)(x)
     assert message(again, x) == (
-        "This array float32[4,4] was donated to a jitted function and no longer has contents.\n"
-        "  why:  donate_argnums lets the function overwrite its argument\n"
+        "This array float32[4,4] has no contents any more.\n"
+        "  why:  it was donated to a jitted function, which may overwrite it, or deleted\n"
         "  fix:  use the function's result instead, or do not donate this argument"
     )
 

@@ -247,8 +247,8 @@ def test_a_donated_array_has_no_contents() -> None:
     x = put((8, 4), "x")
     mw.jit(lambda x: x * 2, donate_argnums=0)(x)
     assert message(lambda: x + 1) == (
-        "This array float32[8@x,4] was donated to a jitted function and no longer has contents.\n"
-        "  why:  donate_argnums lets the function overwrite its argument\n"
+        "This array float32[8@x,4] has no contents any more.\n"
+        "  why:  it was donated to a jitted function, which may overwrite it, or deleted\n"
         "  fix:  use the function's result instead, or do not donate this argument"
     )
 

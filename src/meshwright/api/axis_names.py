@@ -10,7 +10,7 @@ from meshwright.api import direct
 from meshwright.core.axis_names import AxisPart, axis_part
 from meshwright.core.source import here
 from meshwright.core.trace import Manual, state
-from meshwright.errors import MeshError
+from meshwright.errors import AxisNameError, MeshError
 
 
 class AxisCutNeeded(Exception):
@@ -30,7 +30,7 @@ def _manual(op: str, axis_name: Any) -> Manual:
             fix=f"lax.{op} on what pl.pallas_call returns, or pltpu.async_remote_copy in the kernel",
         )
     if state.manual is None:
-        raise MeshError(
+        raise AxisNameError(
             f"{op} over {axis_name!r} is used outside of a shard_map.",
             where=here(),
             why="a collective is what the devices of a mesh compute together, each running the function of a shard_map",
@@ -122,7 +122,7 @@ def manual_axes(name: str, manual: Manual, op: str) -> tuple[str, ...]:
         why = "a part of an axis is written 'x:(before)size', with positive numbers"
     else:
         why = f"the axes here are {', '.join(known)}"
-    raise MeshError(
+    raise AxisNameError(
         f"{op} names the mesh axis {name!r}, which is not there.",
         where=here(),
         why=why,

@@ -9,6 +9,7 @@ from meshwright.api import direct
 from meshwright.arrays.static import static_flag, static_int, static_size
 from meshwright.arrays.tracing import TracedFunction, check_function, leaf_value, trace_flat
 from meshwright.core import dtypes, tree
+from meshwright.core.current import current_engine
 from meshwright.core.program import Literal
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, make_varying, run, state
@@ -144,7 +145,7 @@ def scan(
     steps = _scan_length(rows, length)
     reverse = static_flag(reverse, "reverse of lax.scan")
     _check_unroll("scan", unroll)
-    if direct.state.place is not None:
+    if direct.state.place is not None or (_at_once() and steps):
         return direct.rows(f, init, xs, steps, reverse)
     start, carry_tree = _values(init, "the carry of scan")
     _check_rows(rows)
@@ -213,6 +214,11 @@ def _scan_length(rows: list[Value], length: int | None) -> int:
     return int(next(iter(sizes)))  # type: ignore[arg-type]
 
 
+def _at_once() -> bool:
+    """Whether loops and branches run as Python's do: under ``disable_jit``, of values that are known."""
+    return bool(current_engine.disabled) and state.builder is None
+
+
 def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
     """Run ``val = body_fun(val)`` while ``cond_fun(val)``.
 
@@ -221,7 +227,7 @@ def while_loop(cond_fun: Function, body_fun: Function, init_val: Any) -> Any:
     """
     for function in (cond_fun, body_fun):
         check_function(function, "while_loop", "lax.while_loop(lambda v: v < 9, lambda v: v + 1, 0)")
-    if direct.state.place is not None:
+    if direct.state.place is not None or _at_once():
         return direct.repeat(cond_fun, body_fun, init_val, "while_loop")
     start, structure = _values(init_val, "the carry of while_loop")
 
@@ -263,7 +269,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
     if unroll is not None:
         _check_unroll("fori_loop", unroll)
     low, high = _bound(lower, "lower"), _bound(upper, "upper")
-    if direct.state.place is not None:
+    if direct.state.place is not None or _at_once():
         return direct.count(lower, upper, body_fun, init_val)
     if _static_int(lower) and _static_int(upper):
         first, steps = int(lower), max(int(upper) - int(lower), 0)
@@ -358,7 +364,7 @@ def cond(pred: Any, true_fun: Function, false_fun: Function, *operands: Any) -> 
 
 
 def _cond(index: Value, branches: Sequence[Function], operands: Sequence[Any], what: str) -> Any:
-    if direct.state.place is not None:
+    if direct.state.place is not None or _at_once():
         return direct.choose(index, branches, operands, what)
     values, _ = _values(tuple(operands), f"an operand of {what}")
     decided = index.type.varying  # where devices take different branches, all that the branches work on varies

@@ -44,6 +44,10 @@ class Placed:
 
         return shard_data(self, index)
 
+    def on_device_size_in_bytes(self: Any) -> int:
+        """The bytes of the whole array, each element counted once."""
+        return self.type.nbytes  # type: ignore[no-any-return]
+
     def devices(self: Any) -> set[Device]:
         """The devices that hold a part of the array."""
         return self.sharding.device_set  # type: ignore[no-any-return]
@@ -79,7 +83,8 @@ class Placed:
 
 def _install() -> None:
     for name in ("sharding", "addressable_shards", "global_shards", "addressable_data", "devices", "device",
-                 "is_fully_replicated", "is_fully_addressable", "committed", "_repr_html_"):  # fmt: skip
+                 "is_fully_replicated", "is_fully_addressable", "committed", "on_device_size_in_bytes",
+                 "_repr_html_"):  # fmt: skip
         setattr(Array, name, vars(Placed)[name])
 
 

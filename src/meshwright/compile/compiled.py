@@ -481,6 +481,21 @@ class Lowered:
         """The shapes and dtypes of the results."""
         return _out_info(self._call.out_tree, self.program.out_types)
 
+    @property
+    def in_tree(self) -> tree.TreeDef:
+        """The containers of the arguments, by position and by name."""
+        return self._call.in_tree
+
+    @property
+    def out_tree(self) -> tree.TreeDef:
+        """The containers of the results."""
+        return self._call.out_tree
+
+    @property
+    def args_info(self) -> Any:
+        """The shapes and dtypes of the arguments: those by position, and those by name."""
+        return _out_info(self._call.in_tree, self.program.in_types)
+
     def cost_analysis(self) -> dict[str, float]:
         """FLOPs and bytes of what it compiles to, by XLA's names."""
         return self.compile().cost_analysis()

@@ -18,6 +18,10 @@ UINT8, UINT16, UINT32, UINT64 = (np.dtype(t) for t in (np.uint8, np.uint16, np.u
 FLOAT16, FLOAT32, FLOAT64 = (np.dtype(t) for t in (np.float16, np.float32, np.float64))
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT8_E4M3FN, FLOAT8_E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+FLOAT8_E3M4, FLOAT8_E4M3 = np.dtype(ml_dtypes.float8_e3m4), np.dtype(ml_dtypes.float8_e4m3)
+FLOAT8_E4M3B11FNUZ = np.dtype(ml_dtypes.float8_e4m3b11fnuz)
+FLOAT8_E4M3FNUZ, FLOAT8_E5M2FNUZ = np.dtype(ml_dtypes.float8_e4m3fnuz), np.dtype(ml_dtypes.float8_e5m2fnuz)
+FLOAT8_E8M0FNU = np.dtype(ml_dtypes.float8_e8m0fnu)
 INT4, UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
 COMPLEX64, COMPLEX128 = np.dtype(np.complex64), np.dtype(np.complex128)
 KEY: DType = np.dtype([("threefry2x32", np.uint32, (2,))])  # a random key: moved by any op, computed with by none
@@ -32,6 +36,8 @@ SHORT_NAMES: dict[str, DType] = {
     "f16": FLOAT16, "bf16": BFLOAT16, "f32": FLOAT32, "f64": FLOAT64,
     "c64": COMPLEX64, "c128": COMPLEX128,
     "i4": INT4, "u4": UINT4,
+    "f8e3m4": FLOAT8_E3M4, "f8e4m3": FLOAT8_E4M3, "f8e4m3b11fnuz": FLOAT8_E4M3B11FNUZ,
+    "f8e4m3fnuz": FLOAT8_E4M3FNUZ, "f8e5m2fnuz": FLOAT8_E5M2FNUZ, "f8e8m0fnu": FLOAT8_E8M0FNU,
     "key": KEY,
 }  # fmt: skip
 _SHORT: dict[DType, str] = {dtype: name for name, dtype in SHORT_NAMES.items()}
@@ -45,6 +51,9 @@ NUMBERS = INTEGERS + FLOATS + COMPLEXES
 INEXACT = FLOATS + COMPLEXES
 ALL = (BOOL, *NUMBERS)
 PACKED = (INT4, UINT4)  # two to a byte; stored, moved and converted, and computed with by no op
+
+# Floats of eight bits that, like these, no op computes with.
+STORED_FLOATS = (FLOAT8_E3M4, FLOAT8_E4M3, FLOAT8_E4M3B11FNUZ, FLOAT8_E4M3FNUZ, FLOAT8_E5M2FNUZ, FLOAT8_E8M0FNU)
 
 _WIDE_TO_NARROW = {INT64: INT32, UINT64: UINT32, FLOAT64: FLOAT32, COMPLEX128: COMPLEX64}
 
@@ -218,9 +227,10 @@ _ABOVE: dict[_Node, tuple[_Node, ...]] = {
     INT32: (INT64,),
     INT64: ("f*",),
     UINT64: ("f*",),
-    "f*": ("c*", FLOAT8_E4M3FN, FLOAT8_E5M2, BFLOAT16, FLOAT16),
+    "f*": ("c*", FLOAT8_E4M3FN, FLOAT8_E5M2, *STORED_FLOATS, BFLOAT16, FLOAT16),
     FLOAT8_E4M3FN: (),
     FLOAT8_E5M2: (),
+    **dict.fromkeys(STORED_FLOATS, ()),
     BFLOAT16: (FLOAT32,),
     FLOAT16: (FLOAT32,),
     FLOAT32: (FLOAT64, COMPLEX64),

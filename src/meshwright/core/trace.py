@@ -91,9 +91,9 @@ class Array(Value):
         """The contents, of a partial sum the sum; an error after the array was donated."""
         if self._data is None:
             raise DonatedError(
-                f"This array {self.type} was donated to a jitted function and no longer has contents.",
+                f"This array {self.type} has no contents any more.",
                 where=here(),
-                why="donate_argnums lets the function overwrite its argument",
+                why="it was donated to a jitted function, which may overwrite it, or deleted",
                 fix="use the function's result instead, or do not donate this argument",
             )
         rows = self._data if self._data.__class__ is np.ndarray else self._rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from meshwright.core.dtypes import DType, as_dtype
-from meshwright.core.trace import Array, Tracer
+from meshwright.core.trace import Array, Tracer, Value
 from meshwright.core.types import TensorType
 from meshwright.sharding.explicit import spec_of
 from meshwright.sharding.mesh import AbstractMesh, get_mesh
@@ -108,5 +108,13 @@ class ShapedArray:
 
 
 AbstractValue = ShapedArray
+
+
+def _aval(x: Value) -> ShapedArray:
+    """The type of an array or a tracer, as JAX shows it."""
+    return ShapedArray.of(x, x.type)
+
+
+Value.aval = property(_aval)  # type: ignore[attr-defined]
 
 __all__ = ["AbstractValue", "ShapedArray", "Tracer"]

@@ -37,7 +37,7 @@ from meshwright.core.current import current_mesh
 from meshwright.core.dtypes import DType
 from meshwright.core.limits import MOST_DIMS, out_of_memory, refuse_impossible, refuse_unheld
 from meshwright.core.source import here
-from meshwright.core.trace import Array, Value, state, to_array
+from meshwright.core.trace import Array, Tracer, Value, state, to_array
 from meshwright.core.types import Shape, TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import add, divide, multiply, power, subtract
@@ -394,7 +394,7 @@ def eye(
 ) -> Value:
     """Ones on the ``k``-th diagonal of ``N`` rows and ``M`` columns, zeros elsewhere."""
     shape = (static_size(N, "N of mnp.eye"), static_size(N if M is None else M, "M of mnp.eye"))
-    made = convert(_compare_places(shape, static_int(k, "k of mnp.eye"), "eq"), _dtype_or_float(dtype))
+    made = convert(_compare_places(shape, _diagonal(k, "mnp.eye"), "eq"), _dtype_or_float(dtype))
     return placed(made, device, out_sharding)
 
 
@@ -406,27 +406,34 @@ def identity(n: int, dtype: DTypeLike = None) -> Value:
 def tri(N: int, M: int | None = None, k: int = 0, dtype: DTypeLike = None) -> Value:
     """Ones on and below the ``k``-th diagonal."""
     shape = (static_size(N, "N of mnp.tri"), static_size(N if M is None else M, "M of mnp.tri"))
-    return convert(_compare_places(shape, static_int(k, "k of mnp.tri"), "ge"), _dtype_or_float(dtype))
+    return convert(_compare_places(shape, _diagonal(k, "mnp.tri"), "ge"), _dtype_or_float(dtype))
 
 
 def _dtype_or_float(dtype: DTypeLike) -> DType:
     return dtypes.default_float() if dtype is None else as_dtype(dtype)
 
 
-def _compare_places(shape: Shape, k: int, relation: str) -> Value:
+def _diagonal(k: Any, name: str) -> Any:
+    """Which diagonal is meant: a number, or an integer that is known when the program runs."""
+    if k.__class__ is Tracer and not k.ndim and dtypes.is_integer(k.dtype):
+        return convert(k, dtypes.INT32)
+    return static_int(k, f"k of {name}")
+
+
+def _compare_places(shape: Shape, k: Any, relation: str) -> Value:
     """Row + k against column, at every place of a matrix."""
     rows = iota(dtype=dtypes.INT32, shape=shape, dim=0)
     columns = iota(dtype=dtypes.INT32, shape=shape, dim=1)
-    return getattr(elementwise, relation)(add(rows, k) if k else rows, columns)
+    return getattr(elementwise, relation)(rows if k.__class__ is int and not k else add(rows, k), columns)
 
 
-def _triangle(m: ArrayLike, k: int, name: str) -> tuple[Value, Value]:
+def _triangle(m: ArrayLike, k: Any, name: str, back: int = 0) -> tuple[Value, Value]:
     m = value(m)
     if m.ndim < 2:
         raise ShapeError(
             f"{name} cannot take {m.type.short()}.", where=here(), why="it needs two dims or more", fix="m[None, :]"
         )
-    mask = _compare_places(m.shape[-2:], static_int(k, f"k of {name}"), "ge")
+    mask = _compare_places(m.shape[-2:], _diagonal(k, name) - back, "ge")
     return m, broadcast(mask, m.shape)
 
 
@@ -438,7 +445,7 @@ def tril(m: ArrayLike, k: int = 0) -> Value:
 
 def triu(m: ArrayLike, k: int = 0) -> Value:
     """``m`` with zeros below the ``k``-th diagonal."""
-    m, mask = _triangle(m, static_int(k, "k of mnp.triu") - 1, "mnp.triu")
+    m, mask = _triangle(m, k, "mnp.triu", 1)
     return either(mask, basic.scalar_like(m, 0), m)
 
 

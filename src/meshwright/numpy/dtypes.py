@@ -61,6 +61,9 @@ float16, bfloat16 = ScalarType(dtypes.FLOAT16), ScalarType(dtypes.BFLOAT16)
 float32, float64 = ScalarType(dtypes.FLOAT32), ScalarType(dtypes.FLOAT64)
 int4, uint4 = map(ScalarType, dtypes.PACKED)
 float8_e4m3fn, float8_e5m2 = ScalarType(dtypes.FLOAT8_E4M3FN), ScalarType(dtypes.FLOAT8_E5M2)
+(
+    float8_e3m4, float8_e4m3, float8_e4m3b11fnuz, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu,
+) = map(ScalarType, dtypes.STORED_FLOATS)  # fmt: skip
 complex64, complex128 = ScalarType(dtypes.COMPLEX64), ScalarType(dtypes.COMPLEX128)
 int_, uint, float_, complex_ = int64, uint64, float64, complex128  # of the default width
 single, double, csingle, cdouble = float32, float64, complex64, complex128
@@ -83,7 +86,7 @@ def finfo(dtype: DTypeLike) -> Any:
     0.0078125
     """
     kind = dtypes.real_part(_plain(dtype))
-    if not dtypes.is_float(kind):
+    if not dtypes.is_float(kind) and kind not in dtypes.STORED_FLOATS:
         raise _no_limits("mnp.finfo", kind, "floats and complex numbers", "mnp.iinfo(dtype)")
     return ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
 

@@ -110,8 +110,14 @@ class Methods:
         return data.tobytes(order)
 
     def is_deleted(self) -> bool:
-        """Whether the contents are gone, given to a jitted function that may overwrite them."""
+        """Whether the contents are gone: deleted, or given to a jitted function that may overwrite them."""
         return getattr(self, "_data", self) is None
+
+    def delete(self) -> None:
+        """Let the contents go, whoever else refers to the array."""
+        array: Any = self
+        if hasattr(array, "_data"):
+            array._data = None
 
     def copy(self) -> ValueClass:
         """An equal array with contents of its own."""
@@ -131,18 +137,18 @@ class Methods:
 
     # Rearranging
 
-    def reshape(self, *shape: Any, order: str = "C") -> ValueClass:
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None, out_sharding: Any = None) -> ValueClass:
         """The elements in another shape; one size may be -1."""
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        return shapes.reshape(self, wanted, order)
+        return shapes.reshape(self, wanted, order, copy=copy, out_sharding=out_sharding)
 
-    def ravel(self, order: str = "C") -> ValueClass:
+    def ravel(self, order: str = "C", *, out_sharding: Any = None) -> ValueClass:
         """The elements in one dim."""
-        return shapes.ravel(self, order)
+        return shapes.ravel(self, order, out_sharding=out_sharding)
 
-    def flatten(self, order: str = "C") -> ValueClass:
+    def flatten(self, order: str = "C", *, out_sharding: Any = None) -> ValueClass:
         """The elements in one dim."""
-        return shapes.ravel(self, order)
+        return shapes.ravel(self, order, out_sharding=out_sharding)
 
     def transpose(self, *axes: Any) -> ValueClass:
         """With the dims in another order, by default reversed."""
@@ -157,9 +163,11 @@ class Methods:
         """Without dims of size 1."""
         return shapes.squeeze(self, axis)
 
-    def repeat(self, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> ValueClass:
+    def repeat(
+        self, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None, out_sharding: Any = None
+    ) -> ValueClass:
         """With each element repeated."""
-        return taking.repeat(self, repeats, axis, total_repeat_length=total_repeat_length)
+        return taking.repeat(self, repeats, axis, total_repeat_length=total_repeat_length, out_sharding=out_sharding)
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> ValueClass:
         """A diagonal."""

@@ -43,6 +43,7 @@ from meshwright.core.types import Shape
 from meshwright.errors import ShapeError
 from meshwright.ops import basic
 from meshwright.ops import shape as shape_ops
+from meshwright.ops.layout import whole_along
 
 # Shape, rank, size
 
@@ -100,6 +101,10 @@ def reshape(a: ArrayLike, shape: Any, order: str = "C", *, copy: bool | None = N
     if order == "F":
         made = transpose(apply(basic.reshape, (transpose(x),), {"shape": found[::-1]}))
     else:
+        if (
+            out_sharding is not None and have.sharding is not None
+        ):  # it may ask for what the operand's layout does not say
+            x = whole_along(x, range(1, have.ndim))
         made = x if found == have.shape else apply(basic.reshape, (x,), {"shape": found})
     return made if out_sharding is None else placed(made, None, out_sharding)
 

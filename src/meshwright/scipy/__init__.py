@@ -7,6 +7,6 @@
 
 from __future__ import annotations
 
-from meshwright.scipy import special
+from meshwright.scipy import linalg, special
 
-__all__ = ["special"]
+__all__ = ["linalg", "special"]

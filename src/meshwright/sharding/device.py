@@ -70,6 +70,11 @@ class Device:
         return coords(self.id) if is_torus(self.kind) else None
 
     @property
+    def local_hardware_id(self) -> int:
+        """Its number among the devices of its process."""
+        return self.id % 4 if is_torus(self.kind) else self.id
+
+    @property
     def core_on_chip(self) -> int:
         """Which core of its chip the device is: chips are one device each."""
         return 0

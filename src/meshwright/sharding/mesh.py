@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.core.current import current_mesh
+from meshwright.core.current import current_mesh, current_processes
 from meshwright.core.source import here
 from meshwright.errors import MeshError
 from meshwright.sharding.axes import Axes, AxisRef, difference
@@ -119,6 +119,11 @@ class BaseMesh:
     def empty(self) -> bool:
         """Whether the mesh has no devices: it stands for any mesh."""
         return self.size == 0
+
+    @property
+    def shape_tuple(self) -> tuple[tuple[str, int], ...]:
+        """The axes as pairs of a name and a size."""
+        return tuple(self.shape.items())
 
     @property
     def is_maximal(self) -> bool:
@@ -397,6 +402,16 @@ class Mesh(BaseMesh):
         return Mesh._of(self.axis_sizes, self.axis_names, types, self.order, check_kind(kind, here), name)
 
     # Devices
+
+    @property
+    def is_multi_process(self) -> bool:
+        """Whether the devices belong to several processes."""
+        return current_processes.all.count > 1
+
+    @property
+    def local_mesh(self) -> Mesh:
+        """The devices of this process as a mesh: all of them, unless there are several processes."""
+        return self
 
     @cached_property
     def device_ids(self) -> NDArray[np.int64]:

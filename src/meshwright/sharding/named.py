@@ -492,6 +492,15 @@ class NamedSharding:
         return self.mesh.size
 
     @property
+    def memory_kind(self) -> str:
+        """Where on a device: all arrays are in its main memory."""
+        return "device"
+
+    def update(self, **changes: Any) -> NamedSharding:
+        """This sharding with another ``mesh`` or ``spec``."""
+        return NamedSharding(changes.get("mesh", self.mesh), changes.get("spec", self.spec))
+
+    @property
     def device_set(self) -> set[Device]:
         """The devices of the mesh."""
         if not isinstance(self.mesh, Mesh):

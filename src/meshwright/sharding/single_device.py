@@ -73,11 +73,15 @@ class SingleDeviceSharding:
 
     is_fully_replicated = True
     num_devices = 1
+    memory_kind = "device"  # where on it: all arrays are in its main memory
+    is_fully_addressable = True
 
     @property
     def device_set(self) -> set[Device]:
         """The one device."""
         return {self.device}
+
+    addressable_devices = device_set
 
     def __hash__(self) -> int:
         return hash((SingleDeviceSharding, self.device))

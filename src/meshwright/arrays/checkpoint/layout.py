@@ -41,13 +41,14 @@ MAX_JSON_BYTES = 1 << 28  # of a layout, and of the header of a data file
 _MAX_NDIM = 64  # NumPy's
 _MAX_KEY_BITS = 1900  # Python may refuse to print, or read, longer integers in decimal
 
-DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in (*dtypes.ALL, *dtypes.PACKED)}
+DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in (*dtypes.ALL, *dtypes.PACKED, *dtypes.STORED_FLOATS)}
 # What safetensors has no name for, or NumPy no way to read from it: stored as another dtype, bit for bit.
 STORED_AS: dict[DType, DType] = {
     dtypes.COMPLEX64: dtypes.FLOAT32,  # with a last dim of two: real and imaginary part
     dtypes.COMPLEX128: dtypes.FLOAT64,
     dtypes.FLOAT8_E4M3FN: dtypes.UINT8,
     dtypes.FLOAT8_E5M2: dtypes.UINT8,
+    **dict.fromkeys(dtypes.STORED_FLOATS, dtypes.UINT8),
     dtypes.INT4: dtypes.UINT8,  # one to a byte, as in NumPy's memory
     dtypes.UINT4: dtypes.UINT8,
 }

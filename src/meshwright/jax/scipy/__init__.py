@@ -1,4 +1,5 @@
 """``jax.scipy``: the part of it that is here."""
 
+from meshwright.jax.scipy import linalg as linalg
 from meshwright.jax.scipy import special as special
 from meshwright.jax.scipy import stats as stats

@@ -1,0 +1,3 @@
+"""``jax.experimental.shard_alike``."""
+
+from meshwright.jax.api import shard_alike as shard_alike
