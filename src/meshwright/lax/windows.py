@@ -278,13 +278,15 @@ def _filled_gather(x: Value, indices: Value, numbers: Any, slice_sizes: Sequence
 def _scatter(
     op: Op, operand: ArrayLike, indices: ArrayLike, updates: ArrayLike, numbers: Any, unique: bool, mode: Any
 ) -> Value:
-    x = value(operand)
+    x, y = value(operand), value(updates)
+    if x.type.weak and not y.type.weak and x.dtype == y.dtype:  # what is written takes on the type of where it goes
+        y = basic.convert(y, dtype=y.dtype, weak=True)
     numbers = _numbers(numbers, ScatterDimensionNumbers, f"lax.{op.name}")
     chosen = GatherScatterMode.from_any(mode).value
     return op(
         x,
         value(indices),
-        value(updates),
+        y,
         update_window_dims=numbers.update_window_dims,
         inserted_window_dims=numbers.inserted_window_dims,
         operand_batch_dims=numbers.operand_batching_dims,

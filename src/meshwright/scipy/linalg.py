@@ -335,4 +335,4 @@ def hilbert(n: int, dtype: DTypeLike = None) -> Value:
     size = static_size(n, "n of hilbert")
     places = arange(size)
     found: Any = 1.0 / (places[:, None] + places[None, :] + 1)
-    return value(found if dtype is None else astype(found, dtype))
+    return astype(found, found.dtype if dtype is None else dtype)  # type: ignore[no-any-return]
