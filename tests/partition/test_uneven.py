@@ -81,3 +81,18 @@ def test_values(name: str, spec: P) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, spec: P) -> None:
     compare(mw.grad(lambda x: CASES[name](x).sum()), spec, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla", "xla-stacked"])
+@pytest.mark.parametrize("spec", [P("x"), P("y", "x"), P(None, ("x", "y"))])
+def test_weak_numbers_are_arguments_again(spec: P, engine: str) -> None:
+    """What comes from Python's numbers alone is weakly typed, and so is its padding."""
+    chosen = np.random.default_rng(0).random((9, 11)) < 0.5
+    place = mw.NamedSharding(MESH, spec)
+    f = mw.jit(lambda chosen: mnp.where(chosen, 1.5, -0.5), in_shardings=place, out_shardings=place, engine=engine)
+    weak = f(mw.device_put(chosen, place))
+    again = mw.jit(lambda x: lax.fori_loop(0, 3, lambda n, x: x * 2, x), engine=engine)(weak)
+    expected = np.where(chosen, 12.0, -4.0).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(again), expected)
+    half = mw.jit(lambda x, y: x + y, engine=engine)(weak, mnp.zeros((9, 11), "bfloat16"))
+    assert half.dtype == "bfloat16"  # a weak float yields

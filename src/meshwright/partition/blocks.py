@@ -30,9 +30,9 @@ def identity(dtype: DType, reduction: str) -> Any:
     return 1 if reduction == "prod" else additive_identity(dtype)
 
 
-def scalar(value: Any, dtype: DType) -> Array:
-    """A constant of a local program."""
-    return Array(np.asarray(value, dtype), TensorType((), np.dtype(dtype)))
+def scalar(value: Any, dtype: DType, weak: bool = False) -> Array:
+    """A constant of a local program; ``weak`` is that of the values it stands among, which stay weak beside it."""
+    return Array(np.asarray(value, dtype), TensorType((), np.dtype(dtype), weak))
 
 
 def part_index(names: Names, axes: Axes) -> Value | None:
@@ -69,7 +69,7 @@ def global_indices(names: Names, axes: Axes, size: int) -> Value:
 
 def filled_where(keep: Value, x: Value, value: Any) -> Value:
     """``x`` where ``keep`` is true, else a number."""
-    return select(keep, x, broadcast_scalar(scalar(value, x.dtype), x.shape))
+    return select(keep, x, broadcast_scalar(scalar(value, x.dtype, x.type.weak), x.shape))
 
 
 def without_padding(names: Names, x: Value, dims: Sequence[tuple[int, Axes, int]], value: Any) -> Value:

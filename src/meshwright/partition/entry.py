@@ -194,7 +194,7 @@ def _padded(x: Value, shape: Shape) -> Value:
     if x.shape == shape:
         return x
     high = tuple(n - m for n, m in zip(shape, x.shape, strict=True))
-    zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype, unreduced=x.type.unreduced))
+    zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype, x.type.weak, unreduced=x.type.unreduced))
     return pad(x, zero, low=(0,) * x.ndim, high=high, interior=(0,) * x.ndim)
 
 

@@ -80,7 +80,7 @@ def _fit(x: Value, shape: tuple[int, ...]) -> Value:
         x = slice_(x, starts=(0,) * x.ndim, limits=limits, strides=(1,) * x.ndim)
     if limits != shape:
         high = tuple(n - m for n, m in zip(shape, limits, strict=True))
-        zero = Array(np.zeros((), x.dtype), TensorType((), x.dtype))
+        zero = scalar(0, x.dtype, x.type.weak)
         x = pad(x, zero, low=(0,) * x.ndim, high=high, interior=(0,) * x.ndim)
     return x
 
@@ -321,4 +321,4 @@ def _row(table: Any, position: Value) -> list[Value]:
 
 def _identity(x: Value, reduction: str) -> Value:
     """What changes nothing when it is reduced with others, as a scalar of ``x``'s dtype."""
-    return scalar(identity(x.dtype, reduction), x.dtype)
+    return scalar(identity(x.dtype, reduction), x.dtype, x.type.weak)
