@@ -13,6 +13,8 @@ import pytest
 from jax._src.dtypes import lattice_result_type
 from jax._src.lax.lax import _convert_element_type
 
+import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright.core import dtypes
 from meshwright.core.dtypes import DType, promote
 
@@ -190,7 +192,7 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
         dtypes.as_dtype("datetime64[s]")
     assert str(error.value) == (
         "dtype datetime64[s] is not one of bool, i8, i16, i32, i64, u8, u16, u32, u64, "
-        "f8e4m3fn, f8e5m2, f16, bf16, f32, f64, c64, c128, i4, u4, key"
+        "f8e4m3fn, f8e5m2, f16, bf16, f32, f64, c64, c128, i2, u2, i4, u4, key"
     )
 
 
@@ -198,3 +200,21 @@ def test_an_unknown_setting_is_refused_with_the_known_ones() -> None:
     with pytest.raises(AttributeError) as error:
         dtypes.config.update("enable_x63", True)
     assert str(error.value) == "no setting 'enable_x63'; there are: enable_x64, default_device"
+
+
+def test_integers_of_a_few_bits_are_converted_as_in_jax() -> None:
+    wide = np.arange(-128, 128, dtype=np.int8)
+    for first in (*dtypes.PACKED, dtypes.INT8, dtypes.FLOAT32):
+        for second in dtypes.PACKED:
+
+            def through(x: Any, first: DType = first, second: DType = second) -> Any:
+                return x.astype(first).astype(second).astype("int32")
+
+            expected = np.asarray(through(jnp.asarray(wide)))
+            np.testing.assert_array_equal(through(mnp.asarray(wide)), expected, err_msg=f"{first} to {second}")
+            np.testing.assert_array_equal(mw.jit(through)(wide), expected, err_msg=f"{first} to {second}")
+
+
+def test_integers_of_a_few_bits_share_bytes() -> None:
+    assert [dtypes.array_bytes(dtypes.INT2, n) for n in (1, 4, 5)] == [1, 1, 2]
+    assert [dtypes.array_bytes(dtypes.UINT4, n) for n in (1, 2, 3)] == [1, 1, 2]

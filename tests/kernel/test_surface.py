@@ -58,6 +58,8 @@ VALUES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "reciprocal": (lambda k, x: k.pl.reciprocal(x + 8.0), (X,)),
     "einshape": (lambda k, x: k.pltpu.einshape("(ab)c->b(ac)", x, a=2), (X,)),
     "int4": (lambda k, n: (n % 8).astype(k.np.int4).astype(k.np.int32) * 2, (N,)),
+    "int2": (lambda k, n: n.astype(k.np.int2).astype(k.np.int32) * 2, (N,)),
+    "uint2": (lambda k, n: n.astype(k.np.uint2).astype(k.np.int32) * 2, (N,)),
     "float8": (lambda k, x: x.astype(k.np.float8_e4m3fn).astype(k.np.float32), (X,)),
 }
 
@@ -69,6 +71,58 @@ def test_functions_of_values(name):
     found, expected = build(OURS)(*args), build(JAX)(*args)
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+BYTES = np.arange(-128, 128, dtype=np.int8).reshape(2, 128)
+
+
+@pytest.mark.parametrize("widths", [(2,), (4,), (2, 4), (2, 2, 2), (4, 4), (4, 2, 2), (2, 2, 4), (2, 4, 2)])
+def test_parts_of_bytes(widths):
+    found = of_values_of(lambda x: [part.astype("int32") for part in pltpu.split_bits(x, widths)], len(widths))(BYTES)
+    bits = BYTES.view(np.uint8).astype(int)
+    for n, (width, part) in enumerate(zip(widths, found, strict=True)):
+        low = bits >> sum(widths[:n]) & (1 << width) - 1
+        np.testing.assert_array_equal(part, low - ((low >> width - 1) << width))
+
+
+def of_values_of(function: Any, results: int) -> Any:
+    """A kernel of a block of bytes that stores several blocks of int32."""
+
+    def kernel(x_ref: Any, *out_refs: Any) -> None:
+        for ref, value in zip(out_refs, function(x_ref[...]), strict=True):
+            ref[...] = value
+
+    return pl.pallas_call(kernel, [out(*BYTES.shape, dtype=mnp.int32)] * results, debug=pl.Debug())
+
+
+@pytest.mark.skipif(not hasattr(jax_pltpu, "split_bits"), reason="newer than this jax")
+def test_parts_of_bytes_are_those_of_jax_where_its_interpreter_has_them():
+    def low_and_middle(k, x):
+        two, four = k.pltpu.split_bits(x, (2, 4))
+        return two.astype(k.np.int32) * 100 + four.astype(k.np.int32)
+
+    def joined(k, x):
+        two = k.pltpu.join_bits(two_bits=k.pltpu.split_bits(x, (2,))[0])
+        return two + 8 * k.pltpu.join_bits(four_bits=k.pltpu.split_bits(x, (4,))[0].astype(k.np.uint4))
+
+    for function in (low_and_middle, joined):
+        build = of_values(function)
+        np.testing.assert_array_equal(build(OURS)(BYTES), build(JAX)(BYTES))
+
+
+def test_floats_of_six_bits_are_packed_and_unpacked():
+    def parts(x):
+        two, four = pltpu.pack_fp6(x)
+        assert (two.dtype, four.dtype) == (mnp.int2, mnp.int4)
+        again = pltpu.unpack_fp6(two, four), pltpu.unpack_fp6(two.astype("uint2"), four.astype("uint4"))
+        return [part.astype("int32") for part in (two, four, *again)]
+
+    two, four, *again = of_values_of(parts, 4)(BYTES)
+    bits = BYTES.view(np.uint8).astype(int)
+    np.testing.assert_array_equal(np.asarray(two) & 3, bits >> 4 & 3)
+    np.testing.assert_array_equal(np.asarray(four) & 15, bits & 15)
+    for one in again:
+        np.testing.assert_array_equal(one, bits & 63)
 
 
 def narrow_blocks(k):

@@ -22,6 +22,7 @@ FLOAT8_E3M4, FLOAT8_E4M3 = np.dtype(ml_dtypes.float8_e3m4), np.dtype(ml_dtypes.f
 FLOAT8_E4M3B11FNUZ = np.dtype(ml_dtypes.float8_e4m3b11fnuz)
 FLOAT8_E4M3FNUZ, FLOAT8_E5M2FNUZ = np.dtype(ml_dtypes.float8_e4m3fnuz), np.dtype(ml_dtypes.float8_e5m2fnuz)
 FLOAT8_E8M0FNU = np.dtype(ml_dtypes.float8_e8m0fnu)
+INT2, UINT2 = np.dtype(ml_dtypes.int2), np.dtype(ml_dtypes.uint2)
 INT4, UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
 COMPLEX64, COMPLEX128 = np.dtype(np.complex64), np.dtype(np.complex128)
 KEY: DType = np.dtype([("threefry2x32", np.uint32, (2,))])  # a random key: moved by any op, computed with by none
@@ -35,7 +36,7 @@ SHORT_NAMES: dict[str, DType] = {
     "f8e4m3fn": FLOAT8_E4M3FN, "f8e5m2": FLOAT8_E5M2,
     "f16": FLOAT16, "bf16": BFLOAT16, "f32": FLOAT32, "f64": FLOAT64,
     "c64": COMPLEX64, "c128": COMPLEX128,
-    "i4": INT4, "u4": UINT4,
+    "i2": INT2, "u2": UINT2, "i4": INT4, "u4": UINT4,
     "f8e3m4": FLOAT8_E3M4, "f8e4m3": FLOAT8_E4M3, "f8e4m3b11fnuz": FLOAT8_E4M3B11FNUZ,
     "f8e4m3fnuz": FLOAT8_E4M3FNUZ, "f8e5m2fnuz": FLOAT8_E5M2FNUZ, "f8e8m0fnu": FLOAT8_E8M0FNU,
     "key": KEY,
@@ -50,7 +51,8 @@ COMPLEXES = (COMPLEX64, COMPLEX128)
 NUMBERS = INTEGERS + FLOATS + COMPLEXES
 INEXACT = FLOATS + COMPLEXES
 ALL = (BOOL, *NUMBERS)
-PACKED = (INT4, UINT4)  # two to a byte; stored, moved and converted, and computed with by no op
+# Several to a byte, with the bits of each; stored, moved and converted, and computed with by no op.
+PACKED: dict[DType, int] = {INT2: 2, UINT2: 2, INT4: 4, UINT4: 4}
 
 # Floats of eight bits that, like these, no op computes with.
 STORED_FLOATS = (FLOAT8_E3M4, FLOAT8_E4M3, FLOAT8_E4M3B11FNUZ, FLOAT8_E4M3FNUZ, FLOAT8_E5M2FNUZ, FLOAT8_E8M0FNU)
@@ -198,12 +200,12 @@ def integer_limits(dtype: DType) -> Any:
 
 
 def array_bytes(dtype: DType, size: int) -> int:
-    """Bytes of an array of so many elements on a device; in NumPy's memory, one of four bits has a byte of its own.
+    """Bytes of an array of so many elements on a device; in NumPy's memory, one of a few bits has a byte of its own.
 
     >>> array_bytes(FLOAT32, 3), array_bytes(INT4, 3)
     (12, 2)
     """
-    return (size + 1) // 2 if dtype in PACKED else size * dtype.itemsize
+    return -(-size * PACKED[dtype] // 8) if dtype in PACKED else size * dtype.itemsize
 
 
 def real_part(dtype: DType) -> DType:
@@ -216,9 +218,8 @@ def real_part(dtype: DType) -> DType:
 _Node = DType | str
 _ABOVE: dict[_Node, tuple[_Node, ...]] = {
     BOOL: ("i*",),
-    "i*": (UINT8, INT8, UINT4, INT4),
-    UINT4: (),
-    INT4: (),
+    "i*": (UINT8, INT8, *PACKED),
+    **dict.fromkeys(PACKED, ()),
     UINT8: (INT16, UINT16),
     INT8: (INT16,),
     UINT16: (INT32, UINT32),

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.core.dtypes import PACKED
 from meshwright.core.limits import refuse_impossible
 from meshwright.core.trace import set_namespace
 from meshwright.core.types import TensorType
@@ -50,7 +51,12 @@ class NumpyNamespace(SimpleNamespace):
 
 
 def _astype(x: Any, dtype: Any) -> Any:
-    return x.astype(dtype)
+    try:
+        return x.astype(dtype)
+    except TypeError:
+        if x.dtype not in PACKED:
+            raise
+        return x.astype(np.int8).astype(dtype)  # NumPy knows no way from one of them to another
 
 
 def _reshape(x: Any, shape: Any) -> Any:

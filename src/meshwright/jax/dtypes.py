@@ -31,7 +31,7 @@ def itemsize_bits(dtype: Any) -> int:
     (16, 4)
     """
     found = dtypes.as_dtype(dtype)
-    return 4 if found in dtypes.PACKED else 8 * found.itemsize
+    return dtypes.PACKED.get(found, 8 * found.itemsize)
 
 
 def issubdtype(a: Any, b: Any) -> bool:

@@ -33,9 +33,9 @@ from meshwright.numpy.creation import (
 from meshwright.numpy.dtypes import (
     bfloat16, bool_, can_cast, cdouble, complex128, complex64, complex_, complexfloating, csingle, double, finfo,
     float16, float32, float64, float8_e3m4, float8_e4m3, float8_e4m3b11fnuz, float8_e4m3fn, float8_e4m3fnuz,
-    float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu, float_, floating, generic, iinfo, inexact, int16, int32, int4, int64,
-    int8, int_, integer, iscomplexobj, isdtype, isrealobj, isscalar, issubdtype, iterable, number, promote_types,
-    result_type, signedinteger, single, uint, uint16, uint32, uint4, uint64, uint8, unsignedinteger,
+    float8_e5m2, float8_e5m2fnuz, float8_e8m0fnu, float_, floating, generic, iinfo, inexact, int16, int2, int32, int4,
+    int64, int8, int_, integer, iscomplexobj, isdtype, isrealobj, isscalar, issubdtype, iterable, number, promote_types,
+    result_type, signedinteger, single, uint, uint16, uint2, uint32, uint4, uint64, uint8, unsignedinteger,
 )
 from meshwright.numpy.functions import apply_along_axis, apply_over_axes, piecewise, vectorize
 from meshwright.numpy.grids import c_, index_exp, mgrid, ogrid, r_, s_
@@ -136,11 +136,11 @@ __all__ = [
     "fromfunction", "fromiter", "frompyfunc", "fromstring", "full", "full_like", "gcd", "generic", "geomspace",
     "get_printoptions", "gradient", "greater", "greater_equal", "hamming", "hanning", "heaviside", "histogram",
     "histogram2d", "histogram_bin_edges", "histogramdd", "hsplit", "hstack", "hypot", "identity", "iinfo", "imag",
-    "index_exp", "indices", "inexact", "inf", "inner", "insert", "int4", "int8", "int16", "int32", "int64", "int_",
-    "integer", "interp", "intersect1d", "invert", "isclose", "iscomplex", "iscomplexobj", "isdtype", "isfinite", "isin",
-    "isinf", "isnan", "isneginf", "isposinf", "isreal", "isrealobj", "isscalar", "issubdtype", "iterable", "ix_",
-    "kaiser", "kron", "lcm", "ldexp", "left_shift", "less", "less_equal", "lexsort", "linalg", "linspace", "load",
-    "log", "log1p", "log2", "log10", "logaddexp", "logaddexp2", "logical_and", "logical_not", "logical_or",
+    "index_exp", "indices", "inexact", "inf", "inner", "insert", "int2", "int4", "int8", "int16", "int32", "int64",
+    "int_", "integer", "interp", "intersect1d", "invert", "isclose", "iscomplex", "iscomplexobj", "isdtype", "isfinite",
+    "isin", "isinf", "isnan", "isneginf", "isposinf", "isreal", "isrealobj", "isscalar", "issubdtype", "iterable",
+    "ix_", "kaiser", "kron", "lcm", "ldexp", "left_shift", "less", "less_equal", "lexsort", "linalg", "linspace",
+    "load", "log", "log1p", "log2", "log10", "logaddexp", "logaddexp2", "logical_and", "logical_not", "logical_or",
     "logical_xor", "logspace", "mask_indices", "matmul", "matrix_transpose", "matvec", "max", "maximum", "mean",
     "median", "meshgrid", "mgrid", "min", "minimum", "mod", "modf", "moveaxis", "multiply", "nan", "nan_to_num",
     "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmedian", "nanmin", "nanpercentile",
@@ -155,9 +155,9 @@ __all__ = [
     "sort_complex", "spacing", "split", "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "swapaxes",
     "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "trace", "transpose", "trapezoid", "tri", "tril",
     "tril_indices", "tril_indices_from", "trim_zeros", "triu", "triu_indices", "triu_indices_from", "true_divide",
-    "trunc", "ufunc", "uint", "uint4", "uint8", "uint16", "uint32", "uint64", "union1d", "unique", "unique_all",
-    "unique_counts", "unique_inverse", "unique_values", "unpackbits", "unravel_index", "unsignedinteger", "unstack",
-    "unwrap", "vander", "var", "vdot", "vecdot", "vecmat", "vectorize", "vsplit", "vstack", "where", "zeros",
+    "trunc", "ufunc", "uint", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64", "union1d", "unique",
+    "unique_all", "unique_counts", "unique_inverse", "unique_values", "unpackbits", "unravel_index", "unsignedinteger",
+    "unstack", "unwrap", "vander", "var", "vdot", "vecdot", "vecmat", "vectorize", "vsplit", "vstack", "where", "zeros",
     "zeros_like",
 ]
 # fmt: on

@@ -59,7 +59,7 @@ int8, int16, int32, int64 = map(ScalarType, dtypes.SIGNED)
 uint8, uint16, uint32, uint64 = map(ScalarType, dtypes.UNSIGNED)
 float16, bfloat16 = ScalarType(dtypes.FLOAT16), ScalarType(dtypes.BFLOAT16)
 float32, float64 = ScalarType(dtypes.FLOAT32), ScalarType(dtypes.FLOAT64)
-int4, uint4 = map(ScalarType, dtypes.PACKED)
+int2, uint2, int4, uint4 = map(ScalarType, dtypes.PACKED)
 float8_e4m3fn, float8_e5m2 = ScalarType(dtypes.FLOAT8_E4M3FN), ScalarType(dtypes.FLOAT8_E5M2)
 (
     float8_e3m4, float8_e4m3, float8_e4m3b11fnuz, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu,

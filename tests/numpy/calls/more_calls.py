@@ -113,6 +113,8 @@ MORE: dict[str, Calls | NotDrawn] = {
     "unwrap": calls(unwrapped),
     **dict.fromkeys(
         (
+            "int2",
+            "uint2",
             "int4",
             "uint4",
             "float8_e3m4",

@@ -49,8 +49,7 @@ STORED_AS: dict[DType, DType] = {
     dtypes.FLOAT8_E4M3FN: dtypes.UINT8,
     dtypes.FLOAT8_E5M2: dtypes.UINT8,
     **dict.fromkeys(dtypes.STORED_FLOATS, dtypes.UINT8),
-    dtypes.INT4: dtypes.UINT8,  # one to a byte, as in NumPy's memory
-    dtypes.UINT4: dtypes.UINT8,
+    **dict.fromkeys(dtypes.PACKED, dtypes.UINT8),  # one to a byte, as in NumPy's memory
 }
 
 # What safetensors calls the dtypes that are stored.

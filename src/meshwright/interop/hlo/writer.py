@@ -29,6 +29,8 @@ _ELEMENTS: dict[DType, str] = {
     np.dtype(ml_dtypes.bfloat16): "bf16",
     np.dtype(ml_dtypes.float8_e4m3fn): "f8e4m3fn",
     np.dtype(ml_dtypes.float8_e5m2): "f8e5m2",
+    np.dtype(ml_dtypes.int2): "s2",
+    np.dtype(ml_dtypes.uint2): "u2",
     np.dtype(ml_dtypes.int4): "s4",
     np.dtype(ml_dtypes.uint4): "u4",
     KEY: "u64",  # the two words of a key as one number

@@ -109,6 +109,8 @@ ELEMENTS: dict[str, DType] = {
     **{f"i{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"ui{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
     **{name: np.dtype(kind) for name, kind in _FLOATS.items()},
+    "i2": np.dtype(ml_dtypes.int2),
+    "ui2": np.dtype(ml_dtypes.uint2),
     "i4": np.dtype(ml_dtypes.int4),
     "ui4": np.dtype(ml_dtypes.uint4),
     "complex<f32>": np.dtype(np.complex64),

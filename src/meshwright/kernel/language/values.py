@@ -84,8 +84,8 @@ def roll(x: Any, shift: Any, axis: int, *, stride: int | None = None, stride_axi
 
 def bits_of(dtype: Any) -> int:
     """How many bits an element has: 4 of an ``int4``."""
-    found = re.search(r"int(\d+)$", np.dtype(dtype).name)
-    return int(found[1]) if found else np.dtype(dtype).itemsize * 8
+    found = np.dtype(dtype)
+    return dtypes.PACKED.get(found, found.itemsize * 8)
 
 
 def bitcast(x: Any, ty: Any, dim: int = -2) -> Any:
@@ -159,6 +159,70 @@ def unpack_elementwise(x: Any, *, index: int, packed_dtype: Any, unpacked_dtype:
         return found.astype(wanted)
     low = (bits >> mnp.asarray(index * width, word)) & mnp.asarray((1 << width) - 1, word)
     return lax.bitcast_convert_type(low.astype(f"uint{width}"), narrow).astype(wanted)
+
+
+def _bits(x: Any, count: int, offset: int = 0) -> Any:
+    """Some bits of integers of 8 or fewer, as an int8 with zeros above them."""
+    byte = x.astype(dtypes.INT8)
+    moved = lax.shift_right_logical(byte, mnp.full(byte.shape, offset, dtypes.INT8)) if offset else byte
+    return moved & mnp.asarray((1 << count) - 1, dtypes.INT8)
+
+
+def join_bits(*, two_bits: Any = None, four_bits: Any = None) -> Any:
+    """An int8 with ``four_bits`` lowest and ``two_bits`` above them, or lowest where they are alone; zeros above.
+
+    >>> join_bits(two_bits=mnp.array([1, -1]).astype("int2"), four_bits=mnp.array([3, -1]).astype("int4"))
+    Array([19, 63], dtype=int8)
+    """
+    given = [(x, width) for x, width in ((four_bits, 4), (two_bits, 2)) if x is not None]
+    if not given or any(bits_of(x.dtype) != width or x.shape != given[0][0].shape for x, width in given):
+        raise KernelError(
+            f"join_bits is given {' and '.join(f'{x.dtype.name}{list(x.shape)}' for x, _ in given) or 'nothing'}.",
+            where=here(),
+            why="it joins 2 and 4 bits of each element, or has one of them",
+            fix="join_bits(two_bits=x.astype('int2'), four_bits=y.astype('int4')), of one shape",
+        )
+    total, offset = None, 0
+    for x, width in given:
+        part = _bits(x, width) << mnp.asarray(offset, dtypes.INT8)
+        total, offset = part if total is None else total | part, offset + width
+    return total
+
+
+def split_bits(x: Any, bitwidths: Sequence[int]) -> tuple[Any, ...]:
+    """Parts of each byte, the lowest first: an int2 or an int4 for each width.
+
+    >>> [part.astype("int32") for part in split_bits(mnp.array([19, 63], dtype="int8"), (4, 2))]
+    [Array([ 3, -1], dtype=int32), Array([ 1, -1], dtype=int32)]
+    """
+    if bits_of(x.dtype) != 8 or not dtypes.is_integer(x.dtype) or not set(bitwidths) <= {2, 4} or sum(bitwidths) > 8:
+        raise KernelError(
+            f"split_bits is given {x.dtype.name} and the widths {tuple(bitwidths)}.",
+            where=here(),
+            why="a byte is cut into parts of 2 and 4 bits",
+            fix="split_bits(x.astype('int8'), (4, 2))",
+        )
+    narrow = {2: dtypes.INT2, 4: dtypes.INT4}
+    return tuple(_bits(x, n, sum(bitwidths[:at])).astype(narrow[n]) for at, n in enumerate(bitwidths))
+
+
+def pack_fp6(fp6_in_8b: Any) -> tuple[Any, Any]:
+    """Floats of 6 bits, each in a byte, as their high two bits (int2) and their low four (int4).
+
+    >>> [part.astype("int32") for part in pack_fp6(mnp.array([19, 63], dtype="int8"))]
+    [Array([ 1, -1], dtype=int32), Array([ 3, -1], dtype=int32)]
+    """
+    four_bits, two_bits = split_bits(fp6_in_8b, (4, 2))
+    return two_bits, four_bits
+
+
+def unpack_fp6(two_bits: Any, four_bits: Any) -> Any:
+    """What ``pack_fp6`` has taken apart.
+
+    >>> unpack_fp6(*pack_fp6(mnp.array([19, 63], dtype="int8")))
+    Array([19, 63], dtype=int8)
+    """
+    return join_bits(two_bits=two_bits, four_bits=four_bits)
 
 
 def stochastic_round(x: Any, random_bits: Any, *, target_dtype: Any) -> Any:
