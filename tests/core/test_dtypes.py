@@ -192,7 +192,8 @@ def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
         dtypes.as_dtype("datetime64[s]")
     assert str(error.value) == (
         "dtype datetime64[s] is not one of bool, i8, i16, i32, i64, u8, u16, u32, u64, "
-        "f8e4m3fn, f8e5m2, f16, bf16, f32, f64, c64, c128, i2, u2, i4, u4, key"
+        "f8e4m3fn, f8e5m2, f16, bf16, f32, f64, c64, c128, i2, u2, i4, u4, "
+        "f8e3m4, f8e4m3, f8e4m3b11fnuz, f8e4m3fnuz, f8e5m2fnuz, f8e8m0fnu, key"
     )
 
 

@@ -458,7 +458,7 @@ FIX = "  fix:  write equations as `c: f32[8,4] = add a b`, inside `program(a: f3
             1,
             12,
             "expected a dtype (bool, i8, i16, i32, i64, u8, u16, u32, u64, f8e4m3fn, f8e5m2, f16, bf16, f32, f64, c64, "
-            "c128, i2, u2, i4, u4, key), found 'f33'",
+            "c128, i2, u2, i4, u4, f8e3m4, f8e4m3, f8e4m3b11fnuz, f8e4m3fnuz, f8e5m2fnuz, f8e8m0fnu, key), found 'f33'",
         ),
         ("program(a: f32[3]) { return a", 1, 30, "expected '}', found the end of the text"),
         ("program(a: f32[3]) { return a } extra", 1, 33, "expected the end of the text, found 'extra'"),
