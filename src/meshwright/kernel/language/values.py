@@ -84,7 +84,7 @@ def roll(x: Any, shift: Any, axis: int, *, stride: int | None = None, stride_axi
 
 def bits_of(dtype: Any) -> int:
     """How many bits an element has: 4 of an ``int4``."""
-    found = np.dtype(dtype)
+    found = dtypes.as_dtype(dtype)
     return dtypes.PACKED.get(found, found.itemsize * 8)
 
 
