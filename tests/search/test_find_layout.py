@@ -233,6 +233,18 @@ def test_less_memory_is_a_layout_that_holds_less() -> None:
     assert found.best.seconds >= plenty.best.seconds * 0.98  # both are searched, neither in full
 
 
+MESH = mw.make_mesh((2,), ("x",))
+
+
+def constrained_step(x: Any) -> Any:
+    return mw.lax.scan(lambda c, r: (c, mw.lax.with_sharding_constraint(r * 2, NamedSharding(MESH, P("x")))), 0.0, x)[1]
+
+
+def test_a_constraint_of_the_step_holds_on_the_mesh_that_it_names() -> None:
+    found = mw.find_layout(constrained_step, shape(8, 8), topology="h100 2", fixed=MESH).best
+    assert found.mesh.shape == {"x": 2} and found.in_shardings[0].spec == P(None, "x")
+
+
 ERRORS = {
     "memory": (
         lambda: mw.find_layout(train_step, *mlp(4096, 4096, 16384), topology="h100 2", memory=1e6),
@@ -317,6 +329,44 @@ ERRORS = {
         """find_layout is given no arguments of the step.
   why:  their shardings are what it looks for
   fix:  mw.find_layout(f, params, batch, topology="h100 64")""",
+    ),
+    "no arrays": (
+        lambda: mw.find_layout(lambda xs: mnp.ones(8), [], topology="h100 8"),
+        """find_layout is given no arrays of the step.
+  why:  their shardings are what it looks for
+  fix:  mw.find_layout(f, params, batch, topology="h100 64")""",
+    ),
+    "a chip behind its number": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="64 h100"),
+        """No chip is called '64 h100'.
+  why:  there are tpu v2, tpu v3, tpu v4, tpu v5e, tpu v5p, tpu v6e, tpu 7x, a100, h100, h200, b200, gb200
+  fix:  topology="h100 64\"""",
+    ),
+    "a number of chips that no machine has": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="tpu v5e 7"),
+        """No slice of tpu v5e has 7 chips.
+  why:  those nearest to it are 2x2 = 4 and 2x4 = 8
+  fix:  topology="tpu v5e 4" or topology="tpu v5e 8\"""",
+    ),
+    "a loop of any length": (
+        lambda: mw.find_layout(
+            lambda x: mw.lax.while_loop(lambda x: x.sum() < 9, mnp.tanh, x), shape(8), topology="h100 2"
+        ),
+        """The step has a while loop, and how often it runs is not known.
+  why:  it ends when its condition says so, which depends on values, and so does what the step takes
+  fix:  a lax.fori_loop or a lax.scan, whose length is known""",
+    ),
+    "a constraint": (
+        lambda: mw.find_layout(constrained_step, shape(8, 8), topology="h100 2"),
+        """The step has a constraint along 'x'.
+  why:  find_layout is to choose the mesh
+  fix:  the same step without the constraint, or fixed=mesh with the mesh that it names""",
+    ),
+    "a constraint on another mesh": (
+        lambda: mw.find_layout(constrained_step, shape(8, 8), topology="h100 2", fixed={"data": 2}),
+        """The step has a constraint along 'x'.
+  why:  the mesh to stay on has 'data'
+  fix:  the same step without the constraint, or fixed=mesh with the mesh that it names""",
     ),
     "batch of half": (
         lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", batch_args=0.5),  # type: ignore[arg-type]

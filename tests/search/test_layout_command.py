@@ -140,3 +140,55 @@ def test_a_step_of_other_arguments(tmp_path: Path, capsys: pytest.CaptureFixture
         "  why:  a search is of a step of parameters and a batch: (step, params, batch)\n"
         f"  fix:  meshwright layout {path}, or a step of (params, batch)\n"
     )
+
+
+OF = "of = mw.ShapeDtypeStruct((8, 8), 'float32')\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (
+            "return (lambda w, x: 1 / 0), of, of",
+            [],
+            "{path} raised ZeroDivisionError.\n"
+            "  at:   step.py:7   return (lambda w, x: 1 / 0), of, of\n"
+            "  why:  division by zero\n",
+        ),
+        (
+            "return (lambda w: w), of, of",
+            [],
+            "{path} raised TypeError.\n"
+            "  why:  model.<locals>.<lambda>() takes 1 positional argument but 2 were given\n"
+            "  fix:  def model(): return train_step, params, batch\n",
+        ),
+        (
+            "return mnp.dot, of, of",
+            ["--html", "missing/page.html"],
+            "missing/page.html cannot be written.\n"
+            "  why:  No such file or directory\n"
+            "  fix:  name a file in a folder that exists\n",
+        ),
+        (
+            "return mnp.dot, of, of",
+            ["--microbatches", "3"],
+            "A batch of 8 does not come in 3 microbatches.\n"
+            "  why:  3 equal parts of its rows are needed\n"
+            "  fix:  --microbatches 2\n",
+        ),
+    ],
+)
+def test_a_step_that_cannot_be_searched_is_one_error(
+    model: str, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "step.py"
+    path.write_text(f"import meshwright as mw\nimport meshwright.numpy as mnp\n{OF}\n\ndef model():\n    {model}\n")
+    assert main(["layout", str(path), "--chips", "2", *options]) == 2
+    assert capsys.readouterr() == ("", message.format(path=path))
+
+
+def test_a_file_without_a_step_is_told_how_to_give_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "step.py"
+    path.write_text("x = 1\n")
+    assert main(["layout", str(path), "--chips", "2"]) == 2
+    assert capsys.readouterr().err.endswith("\n  fix:  def model(): return train_step, params, batch\n")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from errno import ENOENT
+
 from meshwright.core import files
 from meshwright.core.files import STDIN
 from meshwright.errors import MeshwrightError
@@ -15,6 +18,14 @@ def read_text(path: str, fix: str) -> str:
         raise _unreadable(path, "it is not text in UTF-8", fix) from error
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error), fix) from error
+
+
+def check_folder(path: str | None) -> None:
+    """Refuse a file to write to in a folder that is not there, before the work whose answer goes to it."""
+    if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+        raise MeshwrightError(
+            f"{path} cannot be written.", why=os.strerror(ENOENT), fix="name a file in a folder that exists"
+        )
 
 
 def _unreadable(path: str, why: str, fix: str) -> MeshwrightError:

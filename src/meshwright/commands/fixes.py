@@ -59,6 +59,7 @@ def typed(fix: str, hardware: str = "--hardware") -> str:
         "leave it out, or --model llama3-70b or another one",
         fix,
     )
+    fix = re.sub(r"^microbatches=(\d+)", r"--microbatches \1", fix)
     return re.sub(r"while_steps=(\d+)", r"--while-steps \1", fix)
 
 

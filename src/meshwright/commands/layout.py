@@ -8,12 +8,15 @@ import sys
 from math import inf
 from typing import Any
 
+from meshwright.arrays.tracing import eval_shape
 from meshwright.commands.assumptions import assumptions
+from meshwright.commands.files import check_folder
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number
 from meshwright.commands.models import step_of_file
 from meshwright.commands.progress import say
 from meshwright.commands.search import read_chips
+from meshwright.commands.user_code import running
 from meshwright.core import tree
 from meshwright.errors import HardwareError, TextError
 from meshwright.hardware.roofline import MODES
@@ -60,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         check_number(args, name)
     if args.memory is not None and not args.memory > 0:
         raise TextError(f"--memory is {args.memory:g}.", why="it is a number of GB above 0", fix="--memory 80")
+    check_folder(args.html)
     machine = read_chips(args.hardware, args.chips)
     if args.chips is not None and args.chips != machine.size:
         raise HardwareError(
@@ -68,6 +72,9 @@ def run(args: argparse.Namespace) -> int:
             fix=f"--chips {machine.size}, or --hardware '{machine.chip.name}' --chips {args.chips}",
         )
     step, *given = step_of_file(args.program, args.config, args.batch)
+    if callable(step):
+        with running(args.program, args.program, "def model(): return train_step, params, batch"):
+            eval_shape(step, *given)
     memory = None if args.memory is None else args.memory * 1e9
     counts = None if args.microbatches is None else _numbers(args.microbatches)
     try:

@@ -28,6 +28,8 @@ from meshwright.search.unrolled import MLP
 from meshwright.sharding.text_sdy import read_integer
 
 NAMED = ", ".join(SHAPES)
+_MODEL = "model = dist.GPT(layers=12, dim=768, heads=12)"
+_STEP = "def model(): return train_step, params, batch"
 _TRACED_BATCH = 8  # how many samples a step is traced with does not matter
 _PARTS = ("init", "make_batch")
 
@@ -74,7 +76,7 @@ def model_of_file(text: str, settings: str | None) -> FileModel:
     file's ``init``, ``make_batch`` and ``train_step`` (or ``loss``), or a function that returns one of these or
     ``(step, params, batch)``. ``settings`` replace fields of a configuration.
     """
-    path, name, module, value = _value_of_file(text, settings)
+    path, name, module, value = _value_of_file(text, settings, _MODEL)
     with running(path, path):
         if _is_layered(value):
             given = value.rows if isinstance(value, Traced) else value.batch if isinstance(value, MLP) else None
@@ -94,7 +96,7 @@ def model_of_file(text: str, settings: str | None) -> FileModel:
         f"{path} has no model.",
         why=f"{name or 'model'} is {_kind(value)}, and a model is a dist.GPT, a dist.MLP, a configuration of init, "
         "make_batch and train_step, or (step, params, batch)",
-        fix="model = dist.GPT(layers=12, dim=768, heads=12)",
+        fix=_MODEL,
     )
 
 
@@ -103,7 +105,7 @@ def step_of_file(text: str, settings: str | None, batch: int | None) -> tuple[An
 
     A configuration is asked for a batch of that many samples, 512 if nothing is said.
     """
-    path, name, module, value = _value_of_file(text, settings)
+    path, name, module, value = _value_of_file(text, settings, _STEP)
     with running(path, path):
         found = _step_of(module, value, batch or 512) if not _is_layered(value) else None
     if found is not None and isinstance(value, tuple) and batch is not None:
@@ -117,7 +119,7 @@ def step_of_file(text: str, settings: str | None, batch: int | None) -> tuple[An
             f"{path} has no step.",
             why=f"{name or 'model'} is {_kind(value)}, and a step is a configuration of init, make_batch and "
             "train_step, or (step, params, batch), or (step, …) with other arguments",
-            fix="def model(): return train_step, params, batch",
+            fix=_STEP,
         )
     return found
 
@@ -129,13 +131,14 @@ def _kind(value: Any) -> str:
     return f"a tuple of {len(value)}" + (f" that begins with {kind_of(value[0])}" if value else "")
 
 
-def _value_of_file(text: str, settings: str | None) -> tuple[str, str, ModuleType, Any]:
-    """The path of a file, the name in it, the module, and the value of that name."""
+def _value_of_file(text: str, settings: str | None, fix: str) -> tuple[str, str, ModuleType, Any]:
+    """The path of a file, the name in it, the module, and the value of that name; ``fix`` is what to write where there
+    is none."""
     path, name = text, ""
     if not os.path.isfile(text) and ".py:" in text:
         path, _, name = text.rpartition(":")
     module = load(path)
-    value = _named(path, module, name)
+    value = _named(path, module, name, fix)
     if _is_function(value):
         _check_plain(value, f"{path}:{name or 'model'}")
         with running(path, f"{path}:{name or 'model'}"):
@@ -162,7 +165,7 @@ def _step_of(module: ModuleType, value: Any, batch: int) -> tuple[Any, ...] | No
     return partial(step, config=value), params, data
 
 
-def _named(path: str, module: ModuleType, name: str) -> Any:
+def _named(path: str, module: ModuleType, name: str, fix: str) -> Any:
     if name:
         if not hasattr(module, name):
             known = [n for n, v in vars(module).items() if not n.startswith("_") and not isinstance(v, ModuleType)]
@@ -175,7 +178,7 @@ def _named(path: str, module: ModuleType, name: str) -> Any:
         raise MeshwrightError(
             f"{path} has no model.",
             why="it has neither a name `model`, nor Config, init, make_batch and train_step",
-            fix="model = dist.GPT(layers=12, dim=768, heads=12)",
+            fix=fix,
         )
     with running(path, f"{path}:Config"):
         return config()

@@ -16,6 +16,7 @@ from meshwright.chart.amounts import size_text, time_text
 from meshwright.chart.gantt import timeline_part
 from meshwright.chart.page import Cell, Figure, Part, table_part, text_part, write_sheet
 from meshwright.commands.assumptions import assumptions
+from meshwright.commands.files import check_folder
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.models import NAMED, model_of_file, read_model
@@ -131,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
+    check_folder(args.html)
     for name in ("batch", "chips", "top", "workers", "sequence"):
         check_number(args, name)
     if args.batch is not None and args.batch > MOST_BATCH:

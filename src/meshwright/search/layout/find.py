@@ -8,6 +8,8 @@ from math import inf, prod
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from meshwright.chart.amounts import size_text
 from meshwright.core.source import here
 from meshwright.errors import HardwareError, MeshError, MeshwrightError
@@ -18,7 +20,7 @@ from meshwright.hardware.topology import Topology
 from meshwright.search.layout.found import FoundLayout, FoundLayouts
 from meshwright.search.layout.improve import climb, near_bound, simulate_all, simulate_best
 from meshwright.search.layout.searching import Candidate, LayoutSearch, correct
-from meshwright.search.layout.step import Step
+from meshwright.search.layout.step import Step, check_constraints
 from meshwright.search.layout.written import to_paste
 from meshwright.sharding.mesh import BaseMesh
 
@@ -95,6 +97,7 @@ def find_layout(
             f"The memory of a device is {memory!r}.", where=here(), why="it is a number of bytes", fix="memory=80e9"
         )
     stay = None if fixed is None else [_fixed(fixed, machine)]
+    check_constraints(whole.program, None if stay is None else stay[0])
     found, bound = list[FoundLayout](), inf
     for step in steps:
         search = LayoutSearch(step, machine, memory, mode, even)
@@ -138,14 +141,14 @@ def _searched(
 def _counts(given: Any) -> list[int]:
     """How many parts the batch may come in."""
     counts = [1] if given is None else given if isinstance(given, list | tuple | range) else [given]
-    if not counts or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts):
+    if not counts or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 for n in counts):
         raise MeshwrightError(
             f"microbatches is {given!r}.",
             where=here(),
             why="it is how many parts the batch comes in, or a list of such numbers to choose from",
             fix="microbatches=[1, 2, 4]",
         )
-    return list(dict.fromkeys(counts))
+    return list(dict.fromkeys(map(int, counts)))
 
 
 def _order(one: FoundLayout) -> tuple[bool, float]:
@@ -202,8 +205,10 @@ def _machine(topology: Any) -> Topology:
     try:
         found = named_machine(topology) if isinstance(topology, str) else topology
     except HardwareError as error:
-        count = topology.split()[-1]
-        error.fix = re.sub(r"hardware\.get\('([^']*)'\)", rf'topology="\1 {count}"', error.fix)
+        count = re.search(r"\s([0-9]+(x[0-9]+)*)$", topology.rstrip())
+        chips = count[1] if count else "64"
+        error.fix = re.sub(r"hardware\.get\('([^']*)'\)", rf'topology="\1 {chips}"', error.fix)
+        error.fix = re.sub(r"Topology\('([^']*)', ([0-9]+)\)", r'topology="\1 \2"', error.fix)
         raise
     if isinstance(found, Chip) or not isinstance(found, Topology):
         name = found.name if isinstance(found, Chip) else "h100"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any
 
@@ -24,7 +24,7 @@ from meshwright.search.layout.expected import Expected
 from meshwright.search.layout.found import Constraint, FoundLayout
 from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import NamedSharding, TensorSharding
-from meshwright.sharding.spec import PartitionSpec
+from meshwright.sharding.spec import PartitionSpec, entry_axes
 from meshwright.simulate.simulation import Simulation
 
 
@@ -33,9 +33,9 @@ class Step:
 
     def __init__(self, function: Callable[..., Any], args: Sequence[Any], batch_args: Any) -> None:
         check_function(function, "find_layout", 'mw.find_layout(f, *args, topology="h100 64")')
-        if not args:
+        if not tree.leaves(tuple(args)):
             raise ShapeError(
-                "find_layout is given no arguments of the step.",
+                f"find_layout is given no {'arrays' if args else 'arguments'} of the step.",
                 where=here(),
                 why="their shardings are what it looks for",
                 fix='mw.find_layout(f, params, batch, topology="h100 64")',
@@ -253,8 +253,16 @@ def _listed(program: Program, specs: Mapping[Var, PartitionSpec]) -> Iterator[Co
 
 
 def check_for_one_device(program: Program, looks: str, instead: str) -> None:
-    """Refuse a step that is written for a mesh: whoever looks for one, and what to write instead."""
+    """Refuse a step that is written for a mesh, or is as long as nobody knows: whoever looks for a mesh, and what to
+    write instead."""
     for eqn in program.eqns:
+        if eqn.op.structure is Structure.LOOP and eqn.op.runs(eqn, "body").times is None:
+            raise MeshwrightError(
+                "The step has a while loop, and how often it runs is not known.",
+                where=eqn.source.show() if eqn.source else here(),
+                why="it ends when its condition says so, which depends on values, and so does what the step takes",
+                fix="a lax.fori_loop or a lax.scan, whose length is known",
+            )
         if eqn.op.structure is Structure.DEVICE:
             raise MeshwrightError(
                 "The step has a shard_map.",
@@ -264,3 +272,23 @@ def check_for_one_device(program: Program, looks: str, instead: str) -> None:
             )
         for _, region in eqn.regions():
             check_for_one_device(region, looks, instead)
+
+
+def check_constraints(program: Program, axes: Collection[str] | None) -> None:
+    """Refuse constraints on axes that the meshes do not have on which a step is looked at; with None, on any."""
+    for eqn in program.eqns:
+        if eqn.op.structure is Structure.CONSTRAINT:
+            spec: PartitionSpec = eqn.params["spec"]
+            written = [*spec.unreduced, *(axis for entry in spec.partitions for axis in entry_axes(entry))]
+            other = next((one for one in written if one.split(":")[0] not in (axes or ())), None)
+            if other is not None:
+                raise MeshwrightError(
+                    f"The step has a constraint along {other!r}.",
+                    where=eqn.source.show() if eqn.source else here(),
+                    why="find_layout is to choose the mesh"
+                    if axes is None
+                    else f"the mesh to stay on has {', '.join(map(repr, axes))}",
+                    fix="the same step without the constraint, or fixed=mesh with the mesh that it names",
+                )
+        for _, region in eqn.regions():
+            check_constraints(region, axes)
