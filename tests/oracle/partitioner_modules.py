@@ -6,6 +6,7 @@ MESH = """sdy.mesh @mesh = <["x"=4, "y"=2]>
 sdy.mesh @single = <[], device_ids=[3]>
 """
 X, X1, WHOLE = '[{"x"}, {}]', '[{"x"}]', "[{}, {}]"
+MERGED, Y_X = '[{"x", "y"}]', '[{"y", "x":(1)2}, {}]'
 X_OF_3, SECOND, XY = '[{"x"}, {}, {}]', '[{}, {"x"}]', '[{"x"}, {"y"}]'
 M, N = "tensor<10x6xf32>", "tensor<8x8xf32>"
 
@@ -54,6 +55,18 @@ PADDED = {
     "a constant": _padded(
         f"  %c = stablehlo.constant {{{laid(X)}}} dense<2.0> : {M}\n  %v = stablehlo.add %s, %c {{{laid(X)}}} : {M}"
     ),
+    "a constant of one complex number": function(
+        "",
+        f"  %c = stablehlo.constant {{{laid(X1)}}} dense<(1.0, 2.0)> : tensor<3xcomplex<f32>>\n"
+        '  %r = sdy.all_gather [{"x"}] %c out_sharding=<@mesh, [{}]> : tensor<3xcomplex<f32>>',
+        "tensor<3xcomplex<f32>>",
+    ),
+    "a constant of complex numbers": function(
+        "",
+        f"  %c = stablehlo.constant {{{laid(X)}}} dense<[[(1.0, 2.0)], [(3.0, 0.0)]]> : tensor<2x1xcomplex<f32>>\n"
+        '  %r = sdy.all_gather [{"x"}, {}] %c out_sharding=<@mesh, [{}, {}]> : tensor<2x1xcomplex<f32>>',
+        "tensor<2x1xcomplex<f32>>",
+    ),
     "a constant of several numbers": function(
         "",
         f"  %c = stablehlo.constant {{{laid(X1)}}} dense<[1, 2, 3]> : tensor<3xi32>\n"
@@ -94,6 +107,27 @@ PADDED = {
     "a product": _reduced("multiply", "1.0"),
     "a maximum": _reduced("maximum", "0xFF800000"),
     "a maximum from a number": _reduced("maximum", "-5.0", "exponential"),
+    "a matmul of what was moved, along a dim that is not split": function(
+        f"%a: {M}, %b: tensor<6x2xf32>",
+        f'  %s = sdy.all_slice [{{"x"}}, {{}}] %a out_sharding=<@mesh, {X}> : {M}\n'
+        f'  %t = sdy.collective_permute %s out_sharding=<@mesh, [{{"y", "x":(1)2}}, {{}}]> : {M}\n'
+        f"  %u = stablehlo.dot_general %t, %b, contracting_dims = [1] x [0] {{{laid(Y_X)}}} : "
+        f"({M}, tensor<6x2xf32>) -> tensor<10x2xf32>\n"
+        f'  %r = sdy.all_gather [{{"y", "x":(1)2}}, {{}}] %u out_sharding=<@mesh, {WHOLE}> : tensor<10x2xf32>',
+        "tensor<10x2xf32>",
+    ),
+    "rows by their numbers": function(
+        f"%a: {M}, %i: tensor<3x2xi32>",
+        f'  %s = sdy.all_slice [{{"x"}}, {{}}] %a out_sharding=<@mesh, {X}> : {M}\n'
+        '  %u = "stablehlo.gather"(%s, %i) <{dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [0, 1], '
+        "start_index_map = [1, 0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 1>}> : "
+        f"({M}, tensor<3x2xi32>) -> tensor<3xf32>\n"
+        '  %r = sdy.all_reduce {"x"} %u out_sharding=<@mesh, [{}]> : tensor<3xf32>',
+        "tensor<3xf32>",
+    ),
+    "a slice that ends within the last part": _padded(
+        f"  %v = stablehlo.slice %s [0:9, 0:6] {{{laid(X)}}} : ({M}) -> tensor<9x6xf32>", "tensor<9x6xf32>"
+    ),
 }  # fmt: skip
 # Where Shardy pads something wrong, or ends in an invalid module.
 PADDED_RIGHT = {
@@ -251,5 +285,34 @@ MOVING = {
         f"  %r = stablehlo.dynamic_update_slice %a, %u, %i, %i {{{laid(X)}}} : "
         f"({N}, tensor<2x8xf32>, tensor<i32>, tensor<i32>) -> {N}", N,
     ),
+    "an update of which nothing is said": _split(
+        f"  %c = stablehlo.constant dense<1> : tensor<i32>\n  %u = stablehlo.constant dense<1.0> : tensor<2x8xf32>\n"
+        f"  %r = stablehlo.dynamic_update_slice %a, %u, %c, %c {{{laid(X)}}} : "
+        f"({N}, tensor<2x8xf32>, tensor<i32>, tensor<i32>) -> {N}"
+    ),
+    "an update of one element": _split(
+        f"  %c = stablehlo.constant dense<1> : tensor<i32>\n  %u = stablehlo.constant dense<1.0> : tensor<1x8xf32>\n"
+        f"  %r = stablehlo.dynamic_update_slice %a, %u, %c, %c {{{laid(X)}}} : "
+        f"({N}, tensor<1x8xf32>, tensor<i32>, tensor<i32>) -> {N}"
+    ),
+    "a slice that ends within the last part": _split(
+        f"  %r = stablehlo.slice %a [0:7, 0:8] {{{laid(X)}}} : ({N}) -> tensor<7x8xf32>", "tensor<7x8xf32>"
+    ),
+    "a reshape of dims that would not be padded alike": function(
+        f'%a: tensor<3x6xf32> {{sdy.sharding = #sdy.sharding<@mesh, {XY}>}}',
+        f'  %r = stablehlo.reshape %a {{{laid(MERGED)}}} : (tensor<3x6xf32>) -> tensor<18xf32>',
+        "tensor<18xf32>",
+    ),
+    **{f"a convolution of {what}": function(
+        f"%a: tensor<4x6x4xf32> {{sdy.sharding = #sdy.sharding<@mesh, {given}>}}, %b: tensor<{kernel}xf32>",
+        f"  %r = stablehlo.convolution(%a, %b) dim_numbers = [b, 0, f]x[0, i, o]->[b, 0, f], window = {{stride = [1]}} "
+        f"{{batch_group_count = {batches} : i64, feature_group_count = {features} : i64, {laid(made)}}} : "
+        f"(tensor<4x6x4xf32>, tensor<{kernel}xf32>) -> tensor<{4 // batches}x4x4xf32>",
+        f"tensor<{4 // batches}x4x4xf32>",
+    ) for what, given, made, batches, features, kernel in (
+        ("groups of features that are split", '[{}, {}, {"y"}]', '[{}, {}, {"y"}]', 1, 2, "3x2x4"),
+        ("groups of features in split batches", '[{"y"}, {}, {}]', '[{"y"}, {}, {}]', 1, 2, "3x2x4"),
+        ("groups of batches that are split", '[{"y"}, {}, {}]', '[{}, {}, {"y"}]', 2, 1, "3x4x4"),
+    )},
     "nothing": _split(f"  %r = stablehlo.negate %a {{{laid(X)}}} : {N}"),
 }  # fmt: skip

@@ -23,7 +23,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jaxlib
 
-from tests.oracle.each_pass import compared
+from tests.oracle.each_pass import all_compared
 from tests.oracle.local_runs import run
 from tests.oracle.test_order_free import results
 
@@ -32,7 +32,7 @@ CHUNK, ORDERS, FIRST = 25, 5, 1000
 
 def passes(seeds: range, share: float) -> dict[str, Any]:
     """Every pass, or each with some chance, on modules, beside Shardy's."""
-    found = [compared(seed, share) for seed in seeds]
+    found = all_compared(seeds, share)
     reasons = sum((one.reasons for one in found), Counter[str]())
     return {
         "modules": sum(one.passes > 0 for one in found),

@@ -69,6 +69,13 @@ HARD = {
         "(tensor<7x8xf32>, tensor<f32>) -> tensor<8xf32>",
         "tensor<8xf32>",
     ),
+    "the minor part of a dim that is split": MESH + """
+func.func @main(%a: tensor<3x3x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}, {"y":(1)2}]>})
+    -> (tensor<18xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) {
+  %r = stablehlo.reshape %a {sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"x", "y"}]>]>} :
+      (tensor<3x3x2xf32>) -> tensor<18xf32>
+  return %r : tensor<18xf32>
+}""",
     "neighbours along a split dim": function(
         "%s = stablehlo.constant dense<0.0> : tensor<f32>\n"
         "%r = stablehlo.pad %a, %s, low = [1, -1], high = [-1, 1], interior = [0, 0] : "

@@ -48,11 +48,15 @@ def _apply(graph: Graph, value: GraphValue, sharding: Known, op: GraphOp, constr
 
 
 def _is_said(value: GraphValue) -> bool:
-    """Whether anything was said of how a value is sharded: more than that its dims are open."""
+    """Whether anything was said of how a value is sharded: more than that its dims are open.
+
+    Of a scalar, that it has a sharding says enough, but not, as in Shardy, of one that a manual computation makes.
+    """
     known = value.known
     if known is None:
         return False
-    return not known.dims or bool(known.replicated or known.unreduced) or any(dim != OPEN for dim in known.dims)
+    scalar = not known.dims and not (value.op is not None and value.op.kind is Kind.MANUAL)
+    return scalar or bool(known.replicated or known.unreduced) or any(dim != OPEN for dim in known.dims)
 
 
 def _constrains_otherwise(op: GraphOp, index: int, sharding: Known) -> bool:

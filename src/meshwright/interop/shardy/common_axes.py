@@ -48,6 +48,17 @@ def common_axes(split: SplitOp) -> Assignment:
     return _agreed(split) or _as_one_of_two(split) or _greedily(split)
 
 
+def within_reach(shapes: Sequence[Shape], chosen: Assignment) -> Assignment:
+    """The same without the axes of a factor that is minor, in a dim of some tensor, to one that is not split whole."""
+    found = dict(chosen)
+    dims = [(shape, before, factor) for shape in shapes for dim in shape.dims for before, factor in pairwise(dim)]
+    while unreachable := {
+        factor for shape, before, factor in dims if found[factor] and total_size(found[before]) != shape.sizes[before]
+    }:
+        found |= dict.fromkeys(unreachable, ())
+    return found
+
+
 def _agreed(split: SplitOp) -> Assignment | None:
     """What all tensors say, if they say the same."""
     found: Assignment = {}

@@ -6,6 +6,8 @@ whole again, the padding is cut off. A reduction over a padded dim is given what
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -128,9 +130,8 @@ class _Padder:
             elif op.name.startswith("sdy.") and len(op.operands) == len(op.results) == 1:
                 self._move(op)
             elif op.name == "stablehlo.optimization_barrier":
-                for value, result in zip(op.operands, op.results, strict=True):
-                    self._retype(result)
-                    self._zero[result] = self._zero.get(value, set())
+                for value in op.results:
+                    self._retype(value)
             elif op.name not in _ENDS and len(op.results):
                 self._ordinary(op)
 
@@ -147,7 +148,8 @@ class _Padder:
         place = ir.InsertionPoint(op)
         value = op.operands[0] = self._with_zeros(place, value, between)
         self._retype(result, between)
-        self._zero[result] = zero = set(self._zero.get(value, ()))
+        # As in Shardy, what was moved otherwise may be anything, which costs a mask.
+        self._zero[result] = zero = set(self._zero.get(value, ())) if op.name == "sdy.all_slice" else set()
         if made != between:
             uses = list(result.uses)
             after = ir.InsertionPoint.after(op)
@@ -237,6 +239,8 @@ class _Padder:
             raise self._refused(op, "it has no sharding rule, and may do anything with what is behind the end")
         if op.name == "stablehlo.pad":
             self._pad(op, rule, made[0])
+        elif op.name == "stablehlo.slice":
+            self._slice(op, made[0])
         else:
             self._check_factors(op, rule, made)
         self._fill(op, rule)
@@ -309,6 +313,20 @@ class _Padder:
             with ir.InsertionPoint(op), op.location:
                 op.operands[0] = self._masked(value, moved & set(padded), filler)
 
+    def _slice(self, op: Any, made: Shape) -> None:
+        """Dims that a slice cuts at their end only may be as long as before it."""
+        padded, shape = self._padding(op.operands[0]), tuple(op.operands[0].type.shape)
+        starts, limits, strides = (
+            list(integers(op.attributes[key])) for key in ("start_indices", "limit_indices", "strides")
+        )
+        for dim, (n, longer) in enumerate(zip(op.results[0].type.shape, made, strict=True)):
+            if dim not in padded and n == longer:
+                continue
+            if starts[dim] != 0 or strides[dim] != 1 or longer != shape[dim]:
+                raise self._refused(op, "along a padded dim its parts are not parts of the whole")
+            limits[dim] = longer
+        op.attributes["limit_indices"] = int_array(limits)
+
     def _fill(self, op: Any, rule: Factors) -> None:
         """Give a reduction what it does not notice."""
         from jaxlib.mlir import ir
@@ -320,16 +338,47 @@ class _Padder:
                 for names in [rule.operands[number][dim]]
                 if len(names) == 1 and names[0] in rule.reduced
             }
-            if not due:
+            if op.name == "stablehlo.gather" and number == 0 and due:
+                self._clamp(op)
                 continue
             with ir.InsertionPoint(op), op.location:
-                op.operands[number] = self._filled(op, rule, number, due)
+                if op.name in _MATMULS and self._padding(value) and not self._is_zero(value):
+                    zero = zeros(ir.RankedTensorType.get([], value.type.element_type))
+                    op.operands[number] = self._masked(value, due, zero) if due else value
+                elif due and op.name not in _MATMULS:
+                    op.operands[number] = self._filled(op, rule, number, due)
+
+    def _is_zero(self, value: Any) -> bool:
+        """Whether all that a value was padded with is zeros."""
+        return set(self._padding(value)) <= self._zero.get(value, set())
+
+    def _clamp(self, op: Any) -> None:
+        """Let the indices of a gather end where its operand did."""
+        from jaxlib.mlir import ir
+        from jaxlib.mlir.dialects import stablehlo
+
+        value, indices = op.operands
+        numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
+        sizes, before, at = integers(op.attributes["slice_sizes"]), self._shapes[value], numbers.index_vector_dim
+        if at == len(indices.type.shape) or not set(self._padding(value)) & set(numbers.start_index_map):
+            raise self._refused(op, "nothing is known that it would not notice behind the end of a dim")
+        element, count = indices.type.element_type, len(numbers.start_index_map)
+        last = np.array([before[dim] - sizes[dim] for dim in numbers.start_index_map])
+        with ir.InsertionPoint(op), op.location:
+            written = f"dense<{last.tolist() if len(set(last)) > 1 else last[0]}> : tensor<{count}x{element}>"
+            ends = made_op(
+                "stablehlo.broadcast_in_dim",
+                [constant_of(written, f"tensor<{count}x{element}>")],
+                [indices.type],
+                broadcast_dimensions=int_array([at]),
+            )
+            op.operands[1] = made_op("stablehlo.minimum", [indices, ends], [indices.type])
 
     def _filled(self, op: Any, rule: Factors, number: int, due: set[int]) -> Any:
         from jaxlib.mlir import ir
 
         value = op.operands[number]
-        is_zero = due <= self._zero.get(value, set())
+        is_zero = self._is_zero(value)
         kind = ir.RankedTensorType.get([], value.type.element_type)
         if op.name == "stablehlo.reduce":
             start = op.operands[len(op.results) + number]
@@ -339,12 +388,12 @@ class _Padder:
             neutral = {"add": "0", "multiply": "1"}.get(how, "")  # what it begins with is counted once
             known = not neutral or _is_constant(start, neutral)
             return self._masked(value, due, start if known else filled(kind, neutral))
-        if op.name in _MATMULS:
-            return value if is_zero else self._masked(value, due, zeros(kind))
-        if op.name == "stablehlo.scatter" and rule.combine == "sum" and number > len(op.results):
-            return value if is_zero else self._masked(value, due, zeros(kind))
-        if op.name == "stablehlo.scatter" and rule.combine == "sum" and number == len(op.results):
-            return value  # an index of what adds nothing
+        neutral = {"add": "0", "multiply": "1"}.get(body_operation(op.regions[0]) if len(op.regions) else "", "")
+        if op.name == "stablehlo.scatter" and neutral and number > len(op.results):
+            known = is_zero and neutral == "0"
+            return value if known else self._masked(value, due, filled(kind, neutral))
+        if op.name == "stablehlo.scatter" and neutral and number == len(op.results):
+            return value  # an index of what changes nothing
         raise self._refused(op, "nothing is known that it would not notice behind the end of a dim")
 
     def _masked(self, value: Any, dims: set[int], filler: Any) -> Any:
@@ -370,10 +419,12 @@ class _Padder:
         if not len(op.operands):
             return
         shape, padded = op.operands[0].type.shape, self._padding(op.operands[0])
-        key = {"stablehlo.slice": "limit_indices"}.get(op.name, "slice_sizes")
+        key = "slice_sizes"
         if padded and key in op.attributes:
             sizes = list(integers(op.attributes[key]))
             for dim in set(padded) - _batching(op):
+                if op.name == "stablehlo.gather" and sizes[dim] < padded[dim]:
+                    continue  # its indices end where the dim did
                 if sizes[dim] != padded[dim]:
                     raise self._refused(op, "it takes a part of a padded dim")
                 sizes[dim] = shape[dim]
@@ -385,7 +436,11 @@ class _Padder:
 
         result = op.results[0]
         element = result.type.element_type
-        attribute = op.attributes["value"]
+        try:
+            attribute = op.attributes["value"]
+        except TypeError:
+            self._complex_constant(op, shape)
+            return
         if ir.DenseElementsAttr(attribute).is_splat:
             one = ir.DenseElementsAttr(attribute).get_splat_value()
             op.attributes["value"] = ir.DenseElementsAttr.get_splat(ir.RankedTensorType.get(shape, element), one)
@@ -397,12 +452,45 @@ class _Padder:
             self._zero[result] = {dim for dim, (_, n) in enumerate(ends) if n}
         self._retype(result, shape)
 
+    def _complex_constant(self, op: Any, shape: Shape) -> None:
+        """The same for one of complex numbers, which the bindings can write, but not hold."""
+        from jaxlib.mlir import ir
+
+        result = op.results[0]
+        printed = str(op)
+        text = printed[printed.rindex("dense<") + len("dense<") : printed.rindex("> : ")]
+        if text.startswith("["):
+            nested = json.loads(re.sub(r"\([^()]*\)", lambda one: f'"{one[0]}"', text))
+            text = json.dumps(_with_complex_zeros(nested, shape)).replace('"', "")
+        kind = ir.RankedTensorType.get(shape, result.type.element_type)
+        new = ir.Operation.parse(f'%0 = "{op.name}"() <{{value = dense<{text}> : {kind}}}> : () -> {kind}').operation
+        ir.InsertionPoint(op).insert(new)
+        if SHARDING in op.attributes:
+            new.attributes[SHARDING] = op.attributes[SHARDING]
+        value = new.results[0]
+        self._shapes[value] = tuple(result.type.shape)
+        if text.startswith("["):
+            self._zero[value] = {dim for dim, n in enumerate(result.type.shape) if n != shape[dim]}
+        result.replace_all_uses_with(value)
+        op.erase()
+
     def _refused(self, op: Any, why: str) -> MeshwrightError:
         return MeshwrightError(
             f"{op.name} at {place_of(op)} cannot be run on dims that are padded to be divisible.",
             why=why,
             fix=f"-sdy-resolve-permutation-factors {_PREPARED} before, or a sharding that divides its dims",
         )
+
+
+def _with_complex_zeros(nested: Any, shape: Shape) -> Any:
+    """Lists of written numbers, made as long as a shape with zeros."""
+    if not shape:
+        return nested
+    rows = [_with_complex_zeros(row, shape[1:]) for row in nested]
+    zero: Any = "(0.0,0.0)"
+    for n in reversed(shape[1:]):
+        zero = [zero] * n
+    return rows + [zero] * (shape[0] - len(rows))
 
 
 def _batching(op: Any) -> set[int]:

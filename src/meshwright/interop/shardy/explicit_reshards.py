@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright.core.factors import Factors, names
 from meshwright.errors import MeshwrightError
-from meshwright.interop.shardy.common_axes import SplitOp, common_axes
+from meshwright.interop.shardy.common_axes import SplitOp, common_axes, within_reach
 from meshwright.interop.shardy.communication import all_reduced, can_reduce, created, laid_out, listed, resharded
 from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules
@@ -272,7 +272,7 @@ class _Inserter:
         projections = [project(shape, s) for shape, s in zip(shapes, whole, strict=True)]
         chosen = common_axes(SplitOp.of(rule, sizes, projections))
         if self._separable:
-            chosen = {n: dividing(size, chosen[n]) for n, size in enumerate(rule.sizes.values())}
+            chosen = within_reach(shapes, {n: dividing(size, chosen[n]) for n, size in enumerate(rule.sizes.values())})
         wanted = []
         for shape, s, known in zip(shapes, whole, projections, strict=True):
             closed = {n: known[n][2] if n in known else True for n in shape.factors}

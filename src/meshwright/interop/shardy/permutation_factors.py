@@ -14,11 +14,16 @@ from meshwright.interop.shardy.communication import resharded
 from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules, walk
 from meshwright.interop.shardy.value_shardings import ValueShardings
-from meshwright.interop.stablehlo.context import Types, context, integers
+from meshwright.interop.stablehlo.context import Types, context, integer, integers
 from meshwright.sharding.axes import total_size
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.named import TensorSharding
 
+# What says where an op begins, and how far apart what it takes or makes is.
+_FROM_START = {
+    "stablehlo.pad": ("edge_padding_low", "interior_padding"),
+    "stablehlo.slice": ("start_indices", "strides"),
+}
 _NO_MOVES = ("stablehlo.custom_call",)
 
 
@@ -40,8 +45,10 @@ def resolve_permutations(module: Any) -> None:
                 continue
             rule = rules(op)
             if rule is not None:
-                moved = rule.permuted - _only_longer(op, rule, operands, results) - _written_whole(op, rule, operands)
+                moved = rule.permuted - _at_the_end(op, rule, operands, results) - _written_whole(op, rule, operands)
                 moved |= _misaligned(op, rule, operands, results)
+                if _groups_are_split(op, operands, results):
+                    moved = frozenset(rule.sizes)
                 _make_whole(op, rule, moved, operands, results)
 
 
@@ -49,26 +56,29 @@ def _is_split(sharding: TensorSharding | None) -> bool:
     return sharding is not None and not sharding.mesh.is_maximal and any(dim.axes for dim in sharding.dims)
 
 
-def _only_longer(
+def _at_the_end(
     op: Any, rule: Factors, operands: list[TensorSharding | None], results: list[TensorSharding | None]
 ) -> frozenset[str]:
-    """The dims that a pad makes longer at their end, within the padding that they have for being split."""
+    """The dims that a pad or a slice changes at their end only, within the padding that they have for being split."""
+    if op.name not in _FROM_START:
+        return frozenset()
     source, target = operands[0], results[0]
-    if op.name != "stablehlo.pad" or source is None or target is None:
+    if source is None or target is None:
         return frozenset()
     found: set[str] = set()
-    low, interior = (integers(op.attributes[key]) for key in ("edge_padding_low", "interior_padding"))
+    low, apart = (integers(op.attributes[key]) for key in _FROM_START[op.name])
+    none = 1 if op.name == "stablehlo.slice" else 0
     for dim, names in enumerate(rule.operands[0]):
         parts = total_size(source.dims[dim].axes)
         sizes = [value.type.shape[dim] for value in (op.operands[0], op.results[0])]
         same = source.dims[dim].axes == target.dims[dim].axes and -(-sizes[0] // parts) == -(-sizes[1] // parts)
-        if same and low[dim] == interior[dim] == 0:
+        if same and low[dim] == 0 and apart[dim] == none:
             found.update(names)
     return frozenset(found)
 
 
 def _written_whole(op: Any, rule: Factors, operands: list[TensorSharding | None]) -> frozenset[str]:
-    """The dims along which all of what is written is on each device: it writes what comes into its part."""
+    """The dims along which one element is written, which is on each device: the one that has its place writes it."""
     if op.name != "stablehlo.dynamic_update_slice":
         return frozenset()
     update = operands[1]
@@ -76,14 +86,14 @@ def _written_whole(op: Any, rule: Factors, operands: list[TensorSharding | None]
         name
         for dim, names in enumerate(rule.operands[0])
         for name in names
-        if update is None or not update.dims[dim].axes
+        if op.operands[1].type.shape[dim] == 1 and (update is None or not update.dims[dim].axes)
     )
 
 
 def _misaligned(
     op: Any, rule: Factors, operands: list[TensorSharding | None], results: list[TensorSharding | None]
 ) -> frozenset[str]:
-    """The major factors of dims that would not be padded alike."""
+    """The factors of dims that are merged, and would not be padded alike."""
     new: dict[str, int] = {}
     found = set()
     for dims, values, shardings in ((rule.operands, op.operands, operands), (rule.results, op.results, results)):
@@ -92,13 +102,36 @@ def _misaligned(
                 if not names or (len(names) > 1 and sharding is None):
                     continue
                 size = value.type.shape[number]
+                if len(names) > 1 and prod(rule.sizes[name] for name in names) != size:
+                    continue  # one of them moves between neighbours
                 parts = total_size(sharding.dims[number].axes) if sharding is not None else 1
                 rest = prod(rule.sizes[name] for name in names[1:])
                 longer = -(-size // parts) * parts
+                if len(names) > 1 and longer != size:
+                    found.add(names[0])
                 if longer % rest or new.setdefault(names[0], longer // rest) != longer // rest:
                     found.add(names[0])
-    merged = {name for dims in (*rule.operands, *rule.results) for names in dims if len(names) > 1 for name in names}
-    return frozenset(found & merged)
+    merged = [names for dims in (*rule.operands, *rule.results) for names in dims if len(names) > 1]
+    return frozenset(name for names in merged if found & set(names) for name in names)
+
+
+def _groups_are_split(op: Any, operands: list[TensorSharding | None], results: list[TensorSharding | None]) -> bool:
+    """Whether a convolution is several side by side, and the dim that numbers them is split."""
+    from jaxlib.mlir.dialects import stablehlo
+
+    if op.name != "stablehlo.convolution":
+        return False
+    by_feature, by_batch = (integer(op.attributes[f"{kind}_group_count"]) > 1 for kind in ("feature", "batch"))
+    if not by_feature and not by_batch:
+        return False
+    dims = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+    places = [
+        *([(operands[0], dims.input_feature_dimension)] if by_feature else []),
+        *([(operands[0], dims.input_batch_dimension)] if by_batch else []),
+        (operands[1], dims.kernel_output_feature_dimension),
+        (results[0], dims.output_feature_dimension),
+    ]
+    return any(sharding is not None and sharding.dims[dim].axes for sharding, dim in places)
 
 
 def _make_whole(
