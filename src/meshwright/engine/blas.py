@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshwright.engine.threads import cpus, in_parts
+from meshwright.engine.threads import EACH, cpus, in_parts
 
 ONE_THREAD_MACS = 1 << 18  # multiply-adds up to which OpenBLAS takes one thread itself
 PER_THREAD_MACS = 1 << 22  # below which another thread costs more than it saves
@@ -94,7 +94,9 @@ def matmul(x: Any, y: Any) -> Any:
         if parts < 2:
             return np.matmul(x, y)
         out = np.empty((*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), rows, columns), x.dtype)
-        if x.shape[:-2] == y.shape[:-2] and batch and (batch[0] % parts == 0 or max(rows, columns) < COLUMNS * parts):
+        by_batch = batch and (batch[0] % parts == 0 or max(rows, columns) < COLUMNS * parts)
+        parts = min(EACH * parts, total // PER_THREAD_MACS)
+        if by_batch and x.shape[:-2] == y.shape[:-2]:
             in_parts(lambda n: np.matmul(x[n], y[n], out[n]), batch[0], parts)
         elif rows > columns:
             in_parts(lambda n: np.matmul(x[..., n, :], y, out[..., n, :]), rows, parts, COLUMNS)

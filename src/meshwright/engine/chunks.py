@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.engine.blas import one_blas_thread
-from meshwright.engine.threads import cpus, in_parts, run_all
+from meshwright.engine.threads import EACH, cpus, in_parts, run_all
 
 Kernel = Callable[..., None]  # kernel(*operand chunks, *result chunks): 1-D arrays of one length, or of stride 0
 
@@ -47,7 +47,8 @@ def map_chunks(
                 kernel(*views)
 
     threads = max(1, min(cpus(), size // _PER_THREAD))
-    bounds = [size * n // threads for n in range(threads + 1)]
+    parts = min(EACH * threads, size // _PER_THREAD) if threads > 1 else 1
+    bounds = [size * n // parts for n in range(parts + 1)]
     run_all([partial(run, start, stop) for start, stop in pairwise(bounds)])
     return tuple(outs)
 
@@ -80,9 +81,10 @@ def sum_rows(ufunc: np.ufunc, bare: bool = False) -> Callable[..., Any]:
             rows, total = x.reshape(x.shape[0], -1), out.reshape(-1)
             with one_blas_thread():
                 threads = min(cpus(), x.nbytes // _SUMMED_BYTES)
-                in_parts(lambda part: _sum_part(rows[:, part], total[part], bare), total.size, threads, _PAGE)
+                parts = EACH * threads if threads > 1 else 1
+                in_parts(lambda part: _sum_part(rows[:, part], total[part], bare), total.size, parts, _PAGE)
         else:
-            in_parts(lambda part: in_part(x[:, part], (0,), dtype, out[part]), x.shape[1], cpus())
+            in_parts(lambda part: in_part(x[:, part], (0,), dtype, out[part]), x.shape[1], EACH * cpus())
         return out
 
     return reduce
@@ -110,7 +112,7 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     def copy(part: slice) -> None:
         view[part] = x[part]
 
-    in_parts(copy, x.shape[0], cpus())
+    in_parts(copy, x.shape[0], EACH * cpus())
     return out
 
 

@@ -126,10 +126,11 @@ def _multiply_add(total: Any, x: Any, c: Any, result: Any) -> None:
 
 def _polynomials(x: Any, coefficients: Any, total: Any, result: Any) -> None:
     """Several polynomials of x by Horner's rule, one in each row of ``result``; x and ``total`` are float64."""
-    total[...] = coefficients[0]
-    for n, c in enumerate(coefficients[1:]):
-        if n:
-            total[...] = result
+    np.multiply(x, coefficients[0], out=total)
+    np.add(total, coefficients[1], out=total)
+    result[...] = total
+    for c in coefficients[2:]:
+        total[...] = result
         _multiply_add(total, x, c, result)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from itertools import pairwise
 from typing import Any
+
+EACH = 4  # parts per thread, so that nobody waits long for the last one that another thread is at
 
 
 class _Pool:
@@ -35,28 +38,42 @@ def cpus() -> int:
 
 
 def run_all(calls: Sequence[Callable[[], Any]]) -> None:
-    """Make the calls at the same time, the first one in this thread. They must not call this in turn: all threads could
-    be waiting then.
+    """Make the calls by this thread and the others of the pool: each takes the next one that nobody has begun, so that
+    a thread which the machine lets wait keeps nobody waiting. They must not call this in turn: all threads could be
+    waiting then.
 
     >>> found = []
     >>> run_all([lambda: found.append(1), lambda: found.append(2)])
     >>> sorted(found)
     [1, 2]
     """
-    futures: list[Future[Any]] = []
-    here = list(calls[:1])
-    for call in calls[1:]:
+    left = deque(calls)
+    failures: list[Exception] = []
+
+    def work() -> None:
+        while left:
+            try:
+                call = left.popleft()
+            except IndexError:  # another thread took it
+                return
+            try:
+                call()
+            except Exception as failure:
+                failures.append(failure)
+
+    begun: list[Future[Any]] = []
+    for _ in range(min(len(calls), cpus()) - 1):
         if _pool.executor is None:
             _pool.executor = ThreadPoolExecutor(max(1, cpus() - 1), "meshwright")
         try:
-            futures.append(_pool.executor.submit(copy_context().run, call))  # in which NumPy warns, or does not
+            begun.append(_pool.executor.submit(copy_context().run, work))  # in which NumPy warns, or does not
         except RuntimeError:  # the interpreter is about to end, and starts no thread
-            here.append(call)
+            break
     try:
-        for call in here:
-            call()
+        work()
     finally:
-        failures = [failure for failure in [future.exception() for future in futures] if failure is not None]
+        left.clear()  # if this thread was interrupted
+        wait([one for one in begun if not one.cancel()])
     if failures:
         raise failures[0]
 
