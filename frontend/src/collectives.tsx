@@ -1,46 +1,39 @@
 // The collectives: sorted by time, each with why it is there and what was tried instead.
 import { useMemo, useState } from "preact/hooks";
 import { Table, type Column } from "./table";
-import { percent, size, time, type Collective, type Report } from "./data";
+import { percent, time, type Collective, type Group, type Report } from "./data";
 
-export interface Row {
+export interface Row extends Group {
   first: Collective;
-  count: number;
   times: number;
+  received: number; // in all runs
   seconds: number;
   exposed: number | null;
   share: number | null;
 }
 
-const general = (text: string) => text.replace(/\d+/g, "*");
-// What a value is called, without the type that comes after it.
-const TYPE = / ~?(?:bf16|[cf]\d+\w*|[iu]\d+|bool)\[[\d,]*\](?:, …)?$/;
-export const nameOf = (value: string) => value.replace(TYPE, "");
+const total = (amounts: (number | null)[]) =>
+  amounts.reduce((sum, one) => (sum === null || one === null ? null : sum + one), 0);
 
-// Those of equal layers are one row, as in the text of `explain`.
-export function rows(collectives: Collective[]): Row[] {
-  const found = new Map<string, Row>();
-  for (const one of collectives) {
-    const name = nameOf(one.value);
-    const key = [one.kind, one.axes, one.bytes, one.why, one.stack[0], one.direction, one.scopes.map(general), general(name)].join("|");
-    const row = found.get(key);
-    const exposed = one.exposed_seconds === null ? null : one.exposed_seconds * one.times;
-    if (!row)
-      found.set(key, { first: one, count: 1, times: one.times, seconds: one.seconds * one.times, exposed, share: one.share });
-    else {
-      row.count += 1;
-      row.times += one.times;
-      row.seconds += one.seconds * one.times;
-      row.exposed = row.exposed === null || exposed === null ? null : row.exposed + exposed;
-      row.share = row.share === null || one.share === null ? null : row.share + one.share;
-    }
-  }
-  return [...found.values()];
+// The rows of the text of `explain`, with what their collectives take in all.
+export function rows(report: Report): Row[] {
+  return report.rows.map((group) => {
+    const all = group.members.map((n) => report.collectives[n]!);
+    return {
+      ...group,
+      first: all[0]!,
+      times: all.reduce((n, one) => n + one.times, 0),
+      received: all.reduce((n, one) => n + one.bytes * one.times, 0),
+      seconds: all.reduce((n, one) => n + one.seconds * one.times, 0),
+      exposed: total(all.map((one) => (one.exposed_seconds === null ? null : one.exposed_seconds * one.times))),
+      share: total(all.map((one) => one.share)),
+    };
+  });
 }
 
 export function Collectives(props: { report: Report; onValue: (value: number) => void }) {
   const { report } = props;
-  const found = useMemo(() => rows(report.collectives), [report]);
+  const found = useMemo(() => rows(report), [report]);
   const [chosen, setChosen] = useState<number | null>(null);
   const columns: Column<Row>[] = [
     { title: "time", width: "6em", text: (r) => time(r.seconds), order: (r) => r.seconds, right: true },
@@ -54,16 +47,11 @@ export function Collectives(props: { report: Report; onValue: (value: number) =>
     },
     { title: "kind", width: "8.5em", text: (r) => r.first.kind },
     { title: "axes", width: "8em", text: (r) => r.first.axes.join(",") },
-    { title: "bytes", width: "6em", text: (r) => size(r.first.bytes), order: (r) => r.first.bytes, right: true },
+    { title: "bytes", width: "9em", text: (r) => r.bytes, order: (r) => r.first.bytes, right: true },
     { title: "times", width: "5em", text: (r) => String(r.times), order: (r) => r.times, right: true },
     { title: "pass", width: "7em", text: (r) => r.first.direction },
-    { title: "line", width: "13em", text: (r) => r.first.line ?? "" },
-    {
-      title: "value",
-      width: "minmax(0, 1fr)",
-      text: ({ count, first: { value } }) =>
-        count > 1 ? general(nameOf(value)) + value.slice(nameOf(value).length) : value,
-    },
+    { title: "line", width: "13em", text: (r) => r.line },
+    { title: "value", width: "minmax(0, 1fr)", text: (r) => r.value },
   ];
   const row = chosen === null ? null : found[chosen];
   return (
@@ -77,6 +65,8 @@ export function Collectives(props: { report: Report; onValue: (value: number) =>
         chosen={chosen}
         onChoose={setChosen}
         height={330}
+        rest={560}
+        least={1150}
       />
       <div class="why" aria-live="polite">
         {row ? <Why row={row} onValue={props.onValue} /> : <p class="quiet">Choose a row to see why it is there.</p>}
@@ -106,18 +96,24 @@ function Why({ row, onValue }: { row: Row; onValue: (value: number) => void }) {
         <b>
           {one.kind} over {one.axes.join(", ")}
         </b>
-        {row.times > 1 ? `, ${row.times} times` : ""}: {one.why}
+        {row.times > 1 ? `, ${row.times} times` : ""}: {row.why}
       </p>
       <dl>
         <dt>value</dt>
         <dd>
-          {one.value}{" "}
+          {row.value}{" "}
           {one.var !== null && <button onClick={() => onValue(one.var!)}>show its sharding in the program</button>}
         </dd>
-        {one.scopes.length > 0 && (
+        {row.written.length > 0 && (
+          <>
+            <dt>axes</dt>
+            <dd>{row.written.join("; ")}</dd>
+          </>
+        )}
+        {row.inside.length > 0 && (
           <>
             <dt>inside</dt>
-            <dd>{one.scopes.join(" / ")}</dd>
+            <dd>{row.inside.join(" / ")}</dd>
           </>
         )}
         <dt>reached by</dt>

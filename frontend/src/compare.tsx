@@ -1,38 +1,58 @@
 // Two reports side by side: their figures, and which collectives appeared, went or changed.
-import { useMemo } from "preact/hooks";
-import { nameOf, rows, type Row } from "./collectives";
+import { useMemo, useState } from "preact/hooks";
+import { rows, type Row } from "./collectives";
 import { percent, size, time, type Report } from "./data";
 import { Table, type Column } from "./table";
+import { Timeline, trackOf } from "./timeline";
 
-interface Change {
-  before: Row | null;
-  after: Row | null;
+// What there is of a place in one report, and one of its rows.
+interface Side {
+  row: Row;
+  times: number;
+  received: number;
+  seconds: number;
 }
 
-// The same line is the same text in the same function, wherever in the file that now is.
-const place = (row: Row) =>
-  [
-    row.first.kind,
-    row.first.axes,
-    row.first.direction,
-    (row.first.stack[0] ?? "").replace(/^\S+ /, "").replace(/ {3}\(in .*$/, ""),
-    row.first.scopes.join("/").replace(/\d+/g, "*"),
-    nameOf(row.first.value).replace(/\d+/g, "*"),
-  ].join("|");
+interface Change {
+  before: Side | null;
+  after: Side | null;
+}
 
-export function Compare({ reports }: { reports: [Report, Report] }) {
+// What a value is called, without the type that comes after it, whose sizes may be what changed.
+const TYPE = / ~?(?:bf16|[cf]\d+\w*|[iu]\d+|bool)\[[\d,]*\](?:, …)?$/;
+const nameOf = (value: string) => value.replace(TYPE, "");
+
+// Those that values of several lines were combined into are the same. Of others the same line is the same text in the
+// same function, wherever in the file that now is.
+function place(row: Row): string {
+  const { kind, axes, direction, values, stack, scopes, value } = row.first;
+  const text = (stack[0] ?? "").replace(/^\S+ /, "").replace(/ {3}\(in .*$/, "");
+  const rest = values > 1 ? ["combined"] : [text, scopes.join("/"), nameOf(value)].map((one) => one.replace(/\d+/g, "*"));
+  return [kind, axes, direction, ...rest].join("|");
+}
+
+function sides(report: Report): Map<string, Side> {
+  const found = new Map<string, Side>();
+  for (const row of rows(report)) {
+    const known = found.get(place(row));
+    const { times, received, seconds } = known ?? { times: 0, received: 0, seconds: 0 };
+    found.set(place(row), {
+      row: known?.row ?? row,
+      times: times + row.times,
+      received: received + row.received,
+      seconds: seconds + row.seconds,
+    });
+  }
+  return found;
+}
+
+export function Compare({ reports, theme }: { reports: [Report, Report]; theme: string }) {
   const [one, other] = reports;
   const changes = useMemo(() => {
-    const found = new Map<string, Change>();
-    for (const row of rows(one.collectives)) found.set(place(row), { before: row, after: null });
-    for (const row of rows(other.collectives)) {
-      const known = found.get(place(row));
-      if (known) known.after = row;
-      else found.set(place(row), { before: null, after: row });
-    }
-    return [...found.values()].filter(
-      ({ before, after }) => before?.times !== after?.times || before?.first.bytes !== after?.first.bytes,
-    );
+    const [was, now] = [sides(one), sides(other)];
+    return [...new Set([...was.keys(), ...now.keys()])]
+      .map((key): Change => ({ before: was.get(key) ?? null, after: now.get(key) ?? null }))
+      .filter(({ before, after }) => before?.times !== after?.times || before?.received !== after?.received);
   }, reports);
   const figures: [string, string, string][] = [
     ["machine", one.machine ?? "–", other.machine ?? "–"],
@@ -45,15 +65,24 @@ export function Compare({ reports }: { reports: [Report, Report] }) {
   ];
   const what = ({ before, after }: Change) => (!before ? "appeared" : !after ? "went" : "changed");
   const gain = ({ before, after }: Change) => (after?.seconds ?? 0) - (before?.seconds ?? 0);
+  const amount = (side: Side) => `${side.times} ×, ${size(side.received)}`;
+  const [chosen, setChosen] = useState<number | null>(null);
+  const about = chosen === null ? undefined : changes[chosen];
+  const shown = about && (about.after ?? about.before)!.row;
+  const tracks = useMemo(() => {
+    const both = reports.map((report) => ({ ...trackOf(report), title: report.title }));
+    const longest = Math.max(...both.map((track) => track.seconds));
+    return both.map((track) => ({ ...track, seconds: longest }));
+  }, reports);
   const columns: Column<Change>[] = [
     { title: "what", width: "6em", text: what },
-    { title: "difference", width: "8em", text: (c) => (gain(c) > 0 ? "+" : "") + time(gain(c)), order: (c) => Math.abs(gain(c)), right: true },
-    { title: "kind", width: "9em", text: (c) => (c.before ?? c.after)!.first.kind },
-    { title: "axes", width: "8em", text: (c) => (c.before ?? c.after)!.first.axes.join(",") },
-    { title: "before", width: "10em", text: (c) => (c.before ? `${c.before.times} × ${size(c.before.first.bytes)}` : "–"), right: true },
-    { title: "after", width: "10em", text: (c) => (c.after ? `${c.after.times} × ${size(c.after.first.bytes)}` : "–"), right: true },
-    { title: "line", width: "13em", text: (c) => (c.after ?? c.before)!.first.line ?? "" },
-    { title: "why", width: "minmax(0, 1fr)", text: (c) => (c.after ?? c.before)!.first.why },
+    { title: "difference", width: "9em", text: (c) => (gain(c) > 0 ? "+" : "") + time(gain(c)).replace("-", "−"), order: (c) => Math.abs(gain(c)), right: true },
+    { title: "kind", width: "9em", text: (c) => (c.before ?? c.after)!.row.first.kind },
+    { title: "axes", width: "8em", text: (c) => (c.before ?? c.after)!.row.first.axes.join(",") },
+    { title: "before", width: "12em", text: (c) => (c.before ? amount(c.before) : "–"), right: true },
+    { title: "after", width: "12em", text: (c) => (c.after ? amount(c.after) : "–"), right: true },
+    { title: "line", width: "13em", text: (c) => (c.after ?? c.before)!.row.line },
+    { title: "why", width: "minmax(0, 1fr)", text: (c) => (c.after ?? c.before)!.row.why },
   ];
   return (
     <section aria-labelledby="compare">
@@ -79,7 +108,27 @@ export function Compare({ reports }: { reports: [Report, Report] }) {
         </tbody>
       </table>
       <h3>Collectives that differ</h3>
-      <Table label="collectives that differ" rows={changes} columns={columns} sorted={1} height={360} />
+      {changes.length > 0 ? (
+        <Table
+          label="collectives that differ"
+          rows={changes}
+          columns={columns}
+          sorted={1}
+          chosen={chosen}
+          onChoose={setChosen}
+          height={270}
+          least={1150}
+        />
+      ) : (
+        <p class="quiet">None: both send the same.</p>
+      )}
+      {shown && (
+        <div class="why" aria-live="polite">
+          <b>{shown.value}</b>: {[shown.why, ...shown.written].join("; ")}
+          <pre>{shown.first.stack.join("\n")}</pre>
+        </div>
+      )}
+      {tracks.map((track, n) => track.lanes.length > 0 && <Timeline track={track} theme={theme} name={`timeline-${n}`} />)}
     </section>
   );
 }

@@ -16,7 +16,19 @@ export interface Collective {
   alternative: string | null;
   fix: string | null;
   exposed_seconds: number | null;
+  values: number;
   var: number | null;
+}
+
+// Collectives that are one row: by their numbers, with what is said of all of them.
+export interface Group {
+  members: number[];
+  bytes: string;
+  line: string;
+  value: string;
+  why: string;
+  written: string[]; // where the axes are that do not fit
+  inside: string[];
 }
 
 // One box: start and length in seconds, the numbers of its name and of its line, what it is, and how much of that time
@@ -85,6 +97,7 @@ export interface Report {
   by_axis: [string, number, number][];
   by_kind: [string, number, number][];
   collectives: Collective[];
+  rows: Group[];
   cheaper: { text: string; fix: string }[];
   names: string[];
   lines: [place: string, text: string][];

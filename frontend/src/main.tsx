@@ -98,7 +98,7 @@ function Page({ given }: { given: Report[] }) {
         {tab === "program" && <Program report={report} chosen={equation} onChoose={setEquation} />}
         {tab === "compare" && (
           <>
-            {reports.length > 1 && <Compare reports={[reports[0]!, reports[1]!]} />}
+            {reports.length > 1 && <Compare reports={[reports[0]!, reports[1]!]} theme={theme} />}
             <p>
               <label>
                 {reports.length > 1 ? "Compare with another report: " : "Choose another report to compare with: "}

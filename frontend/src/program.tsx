@@ -8,13 +8,13 @@ export function Program(props: { report: Report; chosen: number | null; onChoose
   const columns: Column<Equation>[] = [
     {
       title: "value and its sharding",
-      width: "minmax(0, 1.8fr)",
+      width: "minmax(0, 2.2fr)",
       text: ([, , values, depth]) =>
         "  ".repeat(depth) + values.map((n) => `${report.values[n]!.name}: ${report.values[n]!.type}`).join(", "),
     },
-    { title: "equation", width: "minmax(0, 1.2fr)", text: ([text]) => text },
-    { title: "line", width: "11em", text: ([, line]) => report.lines[line]?.[0] ?? "" },
-    { title: "your code", width: "minmax(0, 1.4fr)", text: ([, line]) => report.lines[line]?.[1] ?? "" },
+    { title: "equation", width: "minmax(0, 1.1fr)", text: ([text]) => text },
+    { title: "line", width: "10em", text: ([, line]) => report.lines[line]?.[0] ?? "" },
+    { title: "your code", width: "minmax(0, 1.1fr)", text: ([, line]) => report.lines[line]?.[1] ?? "" },
   ];
   const equation = props.chosen === null ? null : report.equations[props.chosen];
   return (
@@ -29,6 +29,7 @@ export function Program(props: { report: Report; chosen: number | null; onChoose
             chosen={props.chosen}
             onChoose={props.onChoose}
             height={440}
+            rest={230}
           />
         </div>
         <aside aria-live="polite">

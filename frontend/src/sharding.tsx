@@ -77,7 +77,7 @@ export function Sharding({ report, value }: { report: Report; value: Value }) {
           </select>
         </label>
       )}
-      <div class="blocks" style={{ gridTemplateColumns: `repeat(${Math.min(columns, MOST)}, minmax(3.2em, 1fr))` }}>
+      <div class="blocks" style={{ gridTemplateColumns: `repeat(${Math.min(columns, MOST)}, minmax(1.7em, 1fr))` }}>
         {Array.from({ length: Math.min(rows, MOST) * Math.min(columns, MOST) }, (_, n) => {
           const row = Math.floor(n / Math.min(columns, MOST));
           const column = n % Math.min(columns, MOST);
@@ -85,7 +85,7 @@ export function Sharding({ report, value }: { report: Report; value: Value }) {
           const hue = Math.round((360 * (row * columns + column)) / (rows * columns));
           return (
             <div class="block" style={{ "--hue": hue }} title={`devices ${held.join(", ")}`}>
-              {held.length > 8 ? `${held.slice(0, 6).join(",")}, … (${held.length})` : held.join(",")}
+              {held.length > 8 ? `${held.slice(0, 6).join(" ")} … (${held.length})` : held.join(" ")}
             </div>
           );
         })}

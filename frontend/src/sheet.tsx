@@ -45,7 +45,8 @@ function Rows({ title, heads, rows }: { title: string; heads: string[]; rows: Ce
         const text = (row: Cell[]) => String(Array.isArray(row[n]) ? row[n][0] : row[n]);
         const order = (row: Cell[]) => Number(Array.isArray(row[n]) ? row[n][1] : row[n]);
         const widest = rows.reduce((most, row) => Math.max(most, text(row).length), head.length + 2);
-        const width = `minmax(${Math.min(widest, 24) + 2}ch, ${widest}fr)`;
+        const least = `${Math.min(widest, 40) + 3}ch`;
+        const width = numbers || n < heads.length - 1 ? least : `minmax(${least}, auto)`;
         return numbers
           ? { title: head, width, text, order, right: true }
           : { title: head, width, text };

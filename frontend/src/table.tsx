@@ -20,9 +20,12 @@ export function Table<Row>(props: {
   chosen?: number | null;
   onChoose?: (index: number) => void;
   sorted?: number;
-  height: number;
+  height: number; // at least
+  rest?: number; // of the window, which the table leaves to others
+  least?: number; // of pixels that it is wide
   filter?: boolean;
 }) {
+  const height = Math.max(props.height, props.rest === undefined ? 0 : window.innerHeight - props.rest);
   const { rows, columns } = props;
   const [sort, setSort] = useState<[number, boolean] | null>(props.sorted === undefined ? null : [props.sorted, true]);
   const [wanted, setWanted] = useState("");
@@ -48,15 +51,15 @@ export function Table<Row>(props: {
     return found;
   }, [rows, sort, wanted]);
   const first = Math.max(0, Math.floor(top / HEIGHT) - 8);
-  const shown = order.slice(first, first + Math.ceil(props.height / HEIGHT) + 16);
+  const shown = order.slice(first, first + Math.ceil(height / HEIGHT) + 16);
   const place = props.chosen == null ? -1 : order.indexOf(props.chosen);
 
   useEffect(() => {
     const element = box.current;
     if (!element || place < 0) return;
     const at = place * HEIGHT;
-    if (at < element.scrollTop || at > element.scrollTop + props.height - 2 * HEIGHT)
-      element.scrollTop = Math.max(0, at - props.height / 2);
+    if (at < element.scrollTop || at > element.scrollTop + height - 2 * HEIGHT)
+      element.scrollTop = Math.max(0, at - height / 2);
   }, [props.chosen]);
 
   function move(event: KeyboardEvent) {
@@ -85,7 +88,7 @@ export function Table<Row>(props: {
           </span>
         </label>
       )}
-      <div class="sheet" role="grid" aria-label={props.label} aria-rowcount={order.length + 1}>
+      <div class="sheet" style={{ "--least": `${props.least ?? 900}px` }} role="grid" aria-label={props.label} aria-rowcount={order.length + 1}>
         <div class="head row" role="row" style={grid}>
           {columns.map((one, n) => (
             <button
@@ -103,7 +106,7 @@ export function Table<Row>(props: {
           ref={box}
           class="body"
           tabIndex={0}
-          style={{ height: Math.min(props.height, Math.max(1, order.length) * HEIGHT + 2) }}
+          style={{ height: Math.min(height, Math.max(1, order.length) * HEIGHT + 2) }}
           onScroll={(event) => setTop(event.currentTarget.scrollTop)}
           onKeyDown={move}
         >

@@ -24,11 +24,14 @@ const KINDS: Kind[] = [
   { name: "iterations not shown", color: "loop", ink: "#fff" },
 ];
 
-// Where times stand below the lanes: at equal distances, and of steps at whole ones.
-function ticks(from: number, to: number, count: number, inSeconds: boolean): number[] {
-  const by = inSeconds ? (to - from) / count : Math.max(1, Math.ceil((to - from) / count));
-  const first = inSeconds ? from : Math.ceil(from);
-  return Array.from({ length: count + 1 }, (_, n) => first + n * by).filter((one) => one <= to + 1e-9 * by);
+// Where times stand below the lanes: at round ones, at most so many; of steps at whole ones.
+function ticks(from: number, to: number, most: number, inSeconds: boolean): number[] {
+  const least = (to - from) / most || 1;
+  const power = 10 ** Math.floor(Math.log10(least) + 1e-9);
+  const round = [1, 2, 5, 10].map((n) => n * power).find((by) => by >= least * (1 - 1e-9))!;
+  const by = inSeconds ? round : Math.max(1, Math.round(round));
+  const first = Math.ceil(from / by - 1e-9);
+  return Array.from({ length: most + 2 }, (_, n) => (first + n) * by).filter((one) => one <= to + 1e-9 * by);
 }
 
 export function trackOf(report: Report): Track {
@@ -37,7 +40,7 @@ export function trackOf(report: Report): Track {
   return { title: "Timeline of one device", seconds: report.seconds ?? 0, inSeconds: true, lanes, names, texts, kinds: KINDS };
 }
 
-export function Timeline({ track, theme }: { track: Track; theme: string }) {
+export function Timeline({ track, theme, name = "timeline" }: { track: Track; theme: string; name?: string }) {
   const whole = track.seconds;
   const at = (seconds: number) => (track.inSeconds ? time(seconds) : String(Number(seconds.toPrecision(4))));
   const [view, setView] = useState<[number, number]>([0, whole]);
@@ -157,13 +160,13 @@ export function Timeline({ track, theme }: { track: Track; theme: string }) {
   }
 
   return (
-    <section aria-labelledby="timeline">
-      <h2 id="timeline">{track.title}</h2>
+    <section aria-labelledby={name}>
+      <h2 id={name}>{track.title}</h2>
       <div class="tools">
         <button onClick={() => zoom(0.5)} aria-label="Zoom in">+</button>
         <button onClick={() => zoom(2)} aria-label="Zoom out">−</button>
         <button onClick={() => setView([0, whole])}>All</button>
-        <span class="quiet" id="shown-time">
+        <span class="quiet" id={name === "timeline" ? "shown-time" : `${name}-shown`}>
           {at(view[0])} to {at(view[1])} of {at(whole)}
         </span>
         <span class="legend">

@@ -78,7 +78,8 @@ class CommsDiff:
     """The difference of two explanations, both as ``meshwright explain --json`` prints them.
 
     Collectives are taken for the same if they are of one kind, over the same axes, in the same pass, and come from the
-    same line: that is, from the same text in a function of the same name, wherever in the file that now is.
+    same line: that is, from the same text in a function of the same name, wherever in the file that now is. Those that
+    values of several lines were combined into are taken together.
     """
 
     before: Mapping[str, Any]
@@ -171,6 +172,8 @@ def _amount(one: Mapping[str, Any]) -> Amount:
 
 def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes a collective the same before and after a change."""
+    if one.get("values", 1) > 1:
+        return one["kind"], tuple(one["axes"]), one["direction"], "combined"
     first = one["stack"][0].partition(" ")[2] if one["stack"] else ""
     text = first.partition("   (in ")[0] or one["line"]
     return one["kind"], tuple(one["axes"]), one["direction"], text, tuple(map(general, one["scopes"])), _name(one)
@@ -178,7 +181,7 @@ def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _name(one: Mapping[str, Any]) -> str:
     """The value without its type, whose sizes may be what changed."""
-    return general(one["value"].rpartition(" ")[0])
+    return general(one["value"].removesuffix(", …").rpartition(" ")[0])
 
 
 def _label(one: Mapping[str, Any], name: str) -> str:

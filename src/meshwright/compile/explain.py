@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from meshwright.chart.amounts import numbers_text, size_text, time_text
 from meshwright.compile.findings import Finding, Measured, findings, measure
 from meshwright.compile.partitioning import Collective, PartitionedProgram
-from meshwright.compile.suggestions import Suggestion, suggestions
-from meshwright.compile.value_names import ValueNames, general
-from meshwright.core.program import Program
+from meshwright.compile.stacks import StackFolder
+from meshwright.compile.suggestions import Suggestion, axes_written, suggestions
+from meshwright.compile.value_names import GRADIENT, ValueNames, general, of_any_index
+from meshwright.core.program import Program, Var
 from meshwright.core.source import FORWARD
 from meshwright.core.types import TensorType
 from meshwright.partition.combine import dearest, received
@@ -25,6 +26,7 @@ from meshwright.propagate.reasons import Reasons
 SCHEMA = "meshwright.explain/1"
 SHOWN = 5
 MOST_ROWS = 15  # of a text that nobody asked for more of
+MOST_WRITTEN = 4  # places where an axis is written
 WORTH_SPLITTING = 1 << 20  # bytes
 
 
@@ -97,6 +99,48 @@ class Row:
         known = [one.exposed_seconds * one.collective.times for one in self.members if one.exposed_seconds is not None]
         return sum(known) if known else None
 
+    @property
+    def bytes_text(self) -> str:
+        """What a device receives in one run; of combined ones, the least and the most."""
+        sizes = [one.collective.bytes_received_per_device * one.permutes for one in self.members]
+        least, most = size_text(min(sizes)), size_text(max(sizes))
+        if least == most:
+            return least
+        (low, unit), (high, other) = least.split(), most.split()
+        return f"{low}–{high} {unit}" if unit == other else f"{least}–{most}"
+
+    @property
+    def line(self) -> str:
+        """The line that all come from; of more, the first."""
+        lines = list(dict.fromkeys(str(one.stack.line or "") for one in self.members))
+        return lines[0] + ", …" * (len(lines) > 1)
+
+    @property
+    def value(self) -> str:
+        """What is moved; of what was combined, how many values that is."""
+        one = self.first
+        if not one.is_combined or len(self.members) == 1:
+            return one.called(self.common([member.name for member in self.members]))
+        number = sum(len(member.collective.values) for member in self.members)
+        of_gradients = all(member.name.startswith(GRADIENT) for member in self.members)
+        what = "gradients" if of_gradients else "values"
+        return f"{number} {what}: {one.name.removeprefix(GRADIENT) if of_gradients else one.name or one.made_by}, …"
+
+    @property
+    def why(self) -> str:
+        """The reason; of what was combined, that of the first."""
+        if not self.first.is_combined or len(self.members) == 1:
+            return self.first.why
+        more = sum(len(member.collective.values) for member in self.members) - 1
+        return f"{self.first.why.partition(' (and ')[0]} (and {more} more sums, in {len(self.members)} collectives)"
+
+    @property
+    def scopes(self) -> list[str]:
+        """The scopes around all of them, loops and branches not among them; none of values of many layers in one."""
+        if self.first.is_combined or len({len(member.scopes) for member in self.members}) > 1:
+            return []
+        return [self.common(list(texts)) for texts in zip(*(member.scopes for member in self.members), strict=True)]
+
     def common(self, texts: Sequence[str]) -> str:
         """What is the same for all, numbers that differ as ranges: ``layers[0-31]``."""
         if len(set(texts)) == 1:
@@ -147,6 +191,16 @@ class Explanation:
         return measure(self.compiled, self.machine, self.compiled.donated)
 
     @cached_property
+    def value_names(self) -> ValueNames | None:
+        """What a user calls the values, if the program is on a mesh."""
+        return ValueNames(self.placed.source, self.names, self.out_names) if self.placed is not None else None
+
+    @cached_property
+    def reasons(self) -> Reasons | None:
+        """Why values are sharded as they are, if the program is on a mesh."""
+        return Reasons(self.placed.propagated, self.names, self.out_names) if self.placed is not None else None
+
+    @cached_property
     def findings(self) -> list[Finding]:
         """Every collective, in the order of the program."""
         placed = self.placed
@@ -154,11 +208,11 @@ class Explanation:
         names: ValueNames | None = None
         instead: list[Suggestion | None] = [None] * len(self.collectives)
         if placed is not None and self.collectives:
-            names = ValueNames(placed.source, self.names, self.out_names)
+            names = self.value_names
             now = measured.simulation if measured is not None else None
             if self.tries:
-                reasons = Reasons(placed.propagated, self.names, self.out_names)
-                instead = suggestions(placed, names, self.machine, now, reasons, self.again)
+                assert names is not None and self.reasons is not None
+                instead = suggestions(placed, names, self.machine, now, self.reasons, self.again)
         programs = [placed.source] if placed is not None else [self.program]
         return findings(self.collectives, programs, names, self.machine, measured, instead)
 
@@ -217,8 +271,7 @@ class Explanation:
         return lines
 
     def _cells(self, row: Row) -> list[str]:
-        one, share = row.first, row.share
-        c = one.collective
+        one, share, c = row.first, row.share, row.first.collective
         ring = ""
         if c.overlap is not None and c.overlap.permutes:
             ring = f"{c.overlap.kind} as {one.permutes} permute{'s' * (one.permutes > 1)}"
@@ -227,17 +280,17 @@ class Explanation:
             f"{share:.0%}" if share is not None else "–",
             ring or c.kind,
             ",".join(whole_axes(c)),
-            size_text(c.bytes_received_per_device * one.permutes),
+            row.bytes_text,
             str(row.times),
-            str(one.stack.line or ""),
-            one.called(row.common([member.name for member in row.members])),
+            row.line,
+            row.value,
         ]
 
     def _details(self, row: Row) -> Iterator[str]:
         one = row.first
-        yield one.collective.why
-        around = [row.common(list(texts)) for texts in zip(*(member.scopes for member in row.members), strict=False)]
-        inside = [*(["/".join(around)] if around else []), *map(str, one.collective.loops)]
+        yield row.why
+        yield from self.written(one.collective)
+        inside = [*(["/".join(row.scopes)] if row.scopes else []), *map(str, one.collective.loops)]
         if one.direction != FORWARD:
             inside.insert(0, one.direction)
         if inside:
@@ -255,6 +308,23 @@ class Explanation:
         if one.suggestion is not None:
             yield f"{'instead' if one.suggestion.saves else 'next best'}: {one.suggestion}"
 
+    def written(self, c: Collective) -> Iterator[str]:
+        """Where the axes are written that a value has, and that stand against them, if it is gathered or moved."""
+        if not c.implicit or c.kind not in ("all_gather", "all_to_all", "permute") or not isinstance(c.var, Var):
+            return
+        assert self.value_names is not None and self.reasons is not None
+        axes = {axis.split(":")[0] for axis in c.axes}
+        found: dict[tuple[str, str], None] = {}
+        for axis, step in axes_written(self.value_names, self.reasons, c.var, axes):
+            where = f" at {step.where}" if step.where else ""
+            argument = step.op.removeprefix("argument ")
+            name = of_any_index(argument) if argument != step.op else step.op + where
+            found[axis, f"dim {step.dim} of {name}"] = None
+        for axis in dict.fromkeys(axis for axis, _ in found):
+            places = [place for other, place in found if other == axis]
+            more = f" and {len(places) - MOST_WRITTEN} more" if len(places) > MOST_WRITTEN else ""
+            yield f"{axis} is written on {', '.join(places[:MOST_WRITTEN])}{more}"
+
     def _instead_lines(self) -> list[str]:
         """What the planner left of the shardings that propagation found, and what that saves."""
         placed = self.placed
@@ -270,7 +340,9 @@ class Explanation:
 
     def _audit_lines(self) -> list[str]:
         """What `audit` found, values that read the same on one line."""
-        held = Counter(map(str, audit(self.placed, self.names))) if self.placed is not None else Counter()
+        if self.placed is None:
+            return []
+        held = Counter(map(str, audit(self.placed, self.names, StackFolder([self.placed.source]))))
         if not held:
             return []
         shown = list(held.items())[:SHOWN]
@@ -298,6 +370,7 @@ class Explanation:
                 one.record()
                 | {
                     "exposed_seconds": one.exposed_seconds,
+                    "values": len(one.collective.values),
                     "implicit": one.collective.implicit,
                     "counted": id(one.collective) in counted,
                 }
@@ -369,19 +442,19 @@ def _overlap_lines(c: Collective) -> list[str]:
     return [f"{'in one kernel with' if c.overlap.kernel else 'under'} {matmuls}{saved}"]
 
 
-def audit(placed: PartitionedProgram, names: Sequence[str]) -> list[ReplicatedValue]:
+def audit(placed: PartitionedProgram, names: Sequence[str], folder: StackFolder) -> list[ReplicatedValue]:
     """Large arguments and values that leave an axis unused which could split one of their dims, the largest first."""
     labels = dict(zip(placed.source.inputs, names, strict=True))
-    lines = {v: f"a value of line {e.source}" for e in placed.source.eqns for v in e.outputs}
-    known = lines | labels
+    sources = {v: e.source for e in placed.source.eqns for v in e.outputs}
     found = []
     for var, sharding in placed.propagated.shardings.items():
-        if var.type.nbytes < WORTH_SPLITTING or var not in known:
+        if var.type.nbytes < WORTH_SPLITTING or (var not in labels and var not in sources):
             continue
         used = {axis.name for axis in axes_used(sharding)}
         local = sharding.local_shape(var.type.shape)
         idle = [axis for axis in sharding.mesh.axes if axis.size > 1 and axis.name not in used]
         free = tuple(axis.name for axis in idle if any(n % axis.size == 0 for n in local))
         if free:
-            found.append(ReplicatedValue(known[var], var.type, free))
+            line = folder.fold(sources.get(var)).line
+            found.append(ReplicatedValue(labels.get(var) or f"a value of line {line}", var.type, free))
     return sorted(found, key=lambda one: -one.type.nbytes)

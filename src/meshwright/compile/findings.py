@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,15 @@ from meshwright.compile.suggestions import Suggestion, simulated
 from meshwright.compile.value_names import ValueNames, general
 from meshwright.core.op import Op
 from meshwright.core.program import Program, Var
-from meshwright.core.source import FORWARD
+from meshwright.core.source import FORWARD, Source
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.machine import COMPUTE
 from meshwright.simulate.schedule import Event
 from meshwright.simulate.simulation import Simulation
+
+# What a reason says of the op that left a value as it is, and of the one that needs it otherwise.
+_LEFT = re.compile(r"^the ([\w ]+?)(?: at \S+)? (leaves|gives it) ")
+_NEEDED = re.compile(r"; the ([\w ]+?) needs ")
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Finding:
     direction: str
     name: str
     made_by: str
+    why: str
     suggestion: Suggestion | None = None
 
     @property
@@ -63,11 +69,20 @@ class Finding:
         return f"{name or self.made_by} {self.collective.values[0].short()}{more}".strip()
 
     @property
+    def is_combined(self) -> bool:
+        """Whether it is one for several values, as for the gradients of many parameters."""
+        return len(self.collective.values) > 1
+
+    @property
     def group(self) -> tuple[Any, ...]:
-        """What is equal for the same collective of equal layers."""
+        """What is equal for the same collective of equal layers, and for all that values were combined into: where one
+        of these ends and the next begins says nothing."""
         c = self.collective
+        if self.is_combined:
+            inside = (*map(str, c.loops), *map(str, c.within))
+            return c.kind, c.axes, c.overlap, self.direction, inside, self.exposed_seconds is None
         return (
-            c.kind, c.axes, c.bytes_received_per_device, c.overlap, c.why, self.stack.show()[:1], self.direction,
+            c.kind, c.axes, c.bytes_received_per_device, c.overlap, self.why, self.stack.show()[:1], self.direction,
             tuple(map(general, self.around)), general(self.name), self.made_by, c.values, self.exposed_seconds is None,
         )  # fmt: skip
 
@@ -86,7 +101,7 @@ class Finding:
             "scopes": list(self.around),
             "direction": self.direction,
             "value": self.value,
-            "why": c.why,
+            "why": self.why,
             "alternative": None if self.suggestion is None else str(self.suggestion),
             "fix": None if self.suggestion is None or not self.suggestion.saves else self.suggestion.fix,
         }
@@ -157,21 +172,37 @@ def findings(
         exposed = measured.exposed.get(c.result) if measured is not None and c.result is not None else None
         seconds = c.seconds(hardware)
         whole = measured.simulation.seconds if measured is not None else 0.0
+        stack = folder.fold(c.origin)
         listed.append(
             Finding(
                 c,
                 seconds,
                 seconds * c.times / whole if exposed is not None and whole else None,
                 exposed,
-                folder.fold(c.origin),
+                stack,
                 call.scopes if call is not None else (),
                 c.direction,
                 name,
                 f"result of the {maker.word}" if maker is not None else "",
+                _why(c, stack.line, folder),
                 suggestion,
             )
         )
     return listed
+
+
+def _why(c: Collective, line: Source | None, folder: StackFolder) -> str:
+    """The reason of a collective, its ops at lines that are no helper's, if these are not its own ``line``."""
+    if c.reason is None:
+        return c.why
+
+    def at(source: Source | None) -> str:
+        found = folder.fold(source).line
+        return "" if found is None or str(found) == str(line) else f" at {found}"
+
+    made, needed = at(c.reason.made), at(c.source)
+    told = _LEFT.sub(lambda m: f"the {m[1]}{made} {m[2]} ", c.why) if c.reason.made is not None else c.why
+    return _NEEDED.sub(lambda m: f"; the {m[1]}{needed} needs ", told)
 
 
 def _all(program: Program) -> Iterator[Any]:

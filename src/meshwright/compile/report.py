@@ -8,6 +8,8 @@ from typing import Any
 
 from meshwright.compile.explain import Explanation, whole_axes
 from meshwright.compile.findings import Hidden, Measured
+from meshwright.compile.stacks import StackFolder
+from meshwright.compile.value_names import of_any_index
 from meshwright.core.program import Atom, Eqn, Literal, Program, Var
 from meshwright.core.source import Source
 from meshwright.core.text.printing import print_params
@@ -23,13 +25,14 @@ MOST_TEXT = 160  # characters of an equation
 
 def report_data(found: Explanation, title: str) -> dict[str, Any]:
     """What the page shows of a program, as JSON has it; `frontend/src/data.ts` says the same in TypeScript."""
-    lines = _Numbered()
+    lines = _Lines(StackFolder([found.placed.source if found.placed is not None else found.program]))
     equations, values, numbers = _equations(found, lines)
     listed = [
         {
             **one.record(),
             "axes": whole_axes(one.collective),
             "exposed_seconds": one.exposed_seconds,
+            "values": len(one.collective.values),
             "var": numbers.get(one.collective.var) if one.collective.var is not None else None,
         }
         for one in found.findings
@@ -39,14 +42,32 @@ def report_data(found: Explanation, title: str) -> dict[str, Any]:
         "title": title,
         "mesh": [] if found.compiled.mesh is None else list(found.compiled.mesh.shape.items()),
         **_totals(found),
-        **_simulated(measured.simulation if measured is not None else None, lines),
+        **_simulated(measured.simulation if measured is not None else None, lines, found.names),
         "collectives": listed,
+        "rows": _rows(found),
         "cheaper": [{"text": str(one), "fix": one.fix} for one in found.cheaper()],
         "equations": equations,
         "values": values,
         "notes": [f"no times: {found.measured}"] if measured is None else list(measured.simulation.notes),
         "lines": [(str(one), one.text) for one in lines.all],
     }
+
+
+def _rows(found: Explanation) -> list[dict[str, Any]]:
+    """The rows of the text of `explain`, each with the numbers of the collectives in it."""
+    numbers = {id(one): n for n, one in enumerate(found.findings)}
+    return [
+        {
+            "members": [numbers[id(one)] for one in row.members],
+            "bytes": row.bytes_text,
+            "line": row.line,
+            "value": row.value,
+            "why": row.why,
+            "written": list(found.written(row.first.collective)),
+            "inside": [*row.scopes, *map(str, row.first.collective.loops), *map(str, row.first.collective.within)],
+        }
+        for row in found.rows()
+    ]
 
 
 def _totals(found: Explanation) -> dict[str, Any]:
@@ -66,11 +87,14 @@ def _totals(found: Explanation) -> dict[str, Any]:
     return {"received_bytes": received, "by_axis": axes, "by_kind": kinds}
 
 
-def _at_peak(use: MemoryUse, lines: _Numbered) -> list[dict[str, Any]]:
-    """What is alive at the peak, equal values of one line together, the most bytes first."""
+def _at_peak(use: MemoryUse, lines: _Lines, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What is alive at the peak, equal values of one line together, and arguments of all layers, the most bytes
+    first."""
     found: dict[tuple[str, int], list[int]] = {}
     for one in use.at_peak:
-        found.setdefault((one.what, lines.of(one.source)), []).append(one.nbytes)
+        named = one.input is not None and one.input < len(names)
+        what = f"{of_any_index(names[one.input])} {one.what}" if named and one.input is not None else one.what
+        found.setdefault((what, lines.of(one.source)), []).append(one.nbytes)
     rows = [
         {"what": what if len(sizes) == 1 else f"{len(sizes)} × {what}", "bytes": sum(sizes), "line": line}
         for (what, line), sizes in found.items()
@@ -78,7 +102,7 @@ def _at_peak(use: MemoryUse, lines: _Numbered) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["bytes"])
 
 
-def _simulated(run: Simulation | None, lines: _Numbered) -> dict[str, Any]:
+def _simulated(run: Simulation | None, lines: _Lines, arguments: Sequence[str]) -> dict[str, Any]:
     """What a simulation found: its figures, timeline and memory."""
     if run is None:
         figures = ("compute_seconds", "communication_seconds", "exposed_seconds", "peak_bytes", "argument_bytes")
@@ -105,13 +129,13 @@ def _simulated(run: Simulation | None, lines: _Numbered) -> dict[str, Any]:
         "names": names.all,
         "memory": {
             "curve": list(use.curve),
-            "peak": _at_peak(use, lines),
-            "line": str(use.peak_source) if use.peak_source is not None else None,
+            "peak": _at_peak(use, lines, arguments),
+            "line": lines.place(use.peak_source),
         },
     }
 
 
-def _lanes(run: Simulation, names: _Numbered, lines: _Numbered) -> list[dict[str, Any]]:
+def _lanes(run: Simulation, names: _Numbered, lines: _Lines) -> list[dict[str, Any]]:
     """What keeps each part of the machine busy: boxes in the order of time."""
     hidden = Hidden(run)
     bars: dict[str, list[list[float]]] = {unit: [] for unit in run.unit_seconds()}
@@ -150,11 +174,28 @@ class _Numbered:
             return -1
         if one not in self._known:
             self._known[one] = len(self.all)
-            self.all.append(Source(one.file, one.line) if type(one) is Source else one)
+            self.all.append(one)
         return self._known[one]
 
 
-def _equations(found: Explanation, lines: _Numbered) -> tuple[list[list[Any]], list[dict[str, Any]], dict[Atom, int]]:
+class _Lines(_Numbered):
+    """Lines by their numbers: of a helper, the line that called it."""
+
+    def __init__(self, folder: StackFolder) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def of(self, one: Source | None) -> int:
+        """The number of a line; −1 of none."""
+        return super().of(self.folder.fold(one).line)
+
+    def place(self, one: Source | None) -> str | None:
+        """A line as text."""
+        line = self.folder.fold(one).line
+        return str(line) if line is not None else None
+
+
+def _equations(found: Explanation, lines: _Lines) -> tuple[list[list[Any]], list[dict[str, Any]], dict[Atom, int]]:
     """The equations of the program before it was partitioned, its values with their shardings, and their numbers."""
     placed = found.placed
     program = placed.source if placed is not None else found.program

@@ -23,7 +23,7 @@ from meshwright.core.source import Source
 from meshwright.partition.combine import dearest, received
 from meshwright.partition.layouts import closed
 from meshwright.partition.reshard.plan import show_bytes
-from meshwright.propagate.reasons import Reasons
+from meshwright.propagate.reasons import Reasons, ReasonStep
 from meshwright.sharding.axes import AxisRef
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.named import NamedSharding, TensorSharding
@@ -38,6 +38,7 @@ MOST_OTHERS = 4  # shardings of results and constraints, beside those of argumen
 MOST_OTHERS_FOR_ONE = 2
 MOST_VALUES = 6  # shardings of values without a constraint, each of which traces the program
 MOST_VALUES_FOR_ONE = 4
+ABOUT_AS_MANY = 1e-3  # of a step: seconds that make no difference
 MOST_STEPS = 8  # from a result back to what it is made of
 MOST_LEAVES = 12  # results that are written as a tree
 
@@ -176,11 +177,23 @@ def suggestions(
             if one is not None and one.changes:
                 found.append(one)
         if found:
-            # A result in another sharding may cost its reader something, who is not seen here.
-            chosen = max(found, key=lambda one: (one.saves, one.kind != "result", one.saved_seconds, one.saved_bytes))
+            chosen = _best(found)
             for n in group:
                 best[n] = chosen
     return best
+
+
+def _best(found: Sequence[Suggestion]) -> Suggestion:
+    """The one that saves the most seconds; of those that save about as many, the most bytes and memory."""
+
+    def rank(one: Suggestion) -> tuple[bool, bool]:
+        # A result in another sharding may cost its reader something, who is not seen here.
+        return one.saves, one.kind != "result"
+
+    most = max(found, key=lambda one: (*rank(one), one.saved_seconds))
+    enough = most.saved_seconds - ABOUT_AS_MANY * most.seconds
+    close = [one for one in found if rank(one) == rank(most) and one.saved_seconds >= enough]
+    return max(close, key=lambda one: (one.saved_bytes, one.saved_memory, one.saved_seconds))
 
 
 def simulated(program: Any, hardware: Any, donated: Sequence[bool]) -> Simulation:
@@ -418,16 +431,25 @@ def _otherwise(sharding: TensorSharding, c: Collective, shape: Sequence[int]) ->
                     yield TensorSharding(sharding.mesh, dims).to_named()
 
 
-def _origins(names: ValueNames, reasons: Reasons, var: Var, axes: set[str]) -> Iterator[tuple[int, AxisRef]]:
-    """The arguments that the axes of a value's sharding, or of what stands against it, come from."""
+def axes_written(names: ValueNames, reasons: Reasons, var: Var, axes: set[str]) -> Iterator[tuple[str, ReasonStep]]:
+    """Where a user wrote the axes of a value's sharding, or of what stands against it: with the step of each."""
+    for axis, step in _written(names, reasons, var, axes):
+        yield axis.name, step
+
+
+def _written(names: ValueNames, reasons: Reasons, var: Var, axes: set[str]) -> Iterator[tuple[AxisRef, ReasonStep]]:
     vars_ = [var, *(v for eqn in names.readers.get(var, ()) for v in (*eqn.inputs, *eqn.outputs) if isinstance(v, Var))]
     for one in dict.fromkeys(vars_):
-        if one not in reasons.propagated.numbers:
-            continue
-        for reason in reasons.of(one).reasons:
-            number = names.argument(reason.origin.var)
-            if reason.axis.name in axes and number is not None and reason.origin.op.startswith("argument"):
-                yield number, reason.axis
+        if one in reasons.propagated.numbers:
+            yield from ((r.axis, r.origin) for r in reasons.of(one).reasons if r.axis.name in axes)
+
+
+def _origins(names: ValueNames, reasons: Reasons, var: Var, axes: set[str]) -> Iterator[tuple[int, AxisRef]]:
+    """The arguments that the axes of a value's sharding, or of what stands against it, come from."""
+    for axis, step in _written(names, reasons, var, axes):
+        number = names.argument(step.var)
+        if number is not None and step.op.startswith("argument"):
+            yield number, axis
 
 
 def _without(sharding: TensorSharding, axis: AxisRef, shape: Sequence[int]) -> Iterator[NamedSharding]:

@@ -10,6 +10,7 @@ from meshwright.core.op import fusion_of, is_elementwise
 from meshwright.core.program import Atom, Eqn, Program, Var
 
 _SAME = (Fusion.VIEW, Fusion.PERMUTATION)
+GRADIENT = "gradient of "  # how names of gradients begin
 MOST_STEPS = 16  # from a value towards a result
 _INDEX = re.compile(r"(?<=\[)\d+(?=\])")
 _NUMBER = re.compile(r"\d+")
@@ -64,7 +65,7 @@ class ValueNames:
                 if backward:
                     met = next((n for n in self._met(one) if n is not None), None)
                     if met is not None:
-                        return f"gradient of {self.names[met]}"
+                        return GRADIENT + self.names[met]
             frontier = [v for one in frontier for eqn in self._onward(one) for v in eqn.outputs if v not in seen]
             seen.update(frontier)
             if not frontier:

@@ -27,11 +27,12 @@ from meshwright.transform.stack import inline_calls
 
 
 class Alive(NamedTuple):
-    """A value in memory at the peak: what it is, its bytes, and the line that made it."""
+    """A value in memory at the peak: what it is, its bytes, and the line that made it, or the number of the input."""
 
     what: str
     nbytes: int
     source: Source | None
+    input: int | None = None
 
 
 @dataclass(frozen=True)
@@ -408,4 +409,6 @@ def _alive(var: Var, eqn: Eqn | None, program: Program) -> Alive:
     kind = var.type.short().split("{")[0]
     if eqn is not None:
         return Alive(f"{kind} of {eqn.op.name}", var.type.nbytes, eqn.source)
-    return Alive(f"{kind}, an argument" if var in program.inputs else f"{kind}, a constant", var.type.nbytes, None)
+    if var in program.inputs:
+        return Alive(f"{kind}, an argument", var.type.nbytes, None, program.inputs.index(var))
+    return Alive(f"{kind}, a constant", var.type.nbytes, None)
