@@ -163,6 +163,9 @@ OF_A_REPORT = """
     await tab("compare");
     seen.compared = $$("table.figures tbody tr").map((row) => row.textContent);
     seen.differ = $$(".body .row").map((row) => row.children[0].textContent);
+    seen.timelines = $$("canvas").length;
+    $(".body .row").click(); await frame();
+    seen.why_it_differs = $(".why").textContent;
     $("#tab-compare").focus();
     $("#tab-compare").dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true })); await frame();
     seen.by_key = $("#tab-overview").getAttribute("aria-selected");
@@ -240,6 +243,7 @@ def test_the_page_is_used_in_a_browser(reports: list[dict[str, Any]], tmp_path: 
     assert {first, second} == {"light", "dark"} and back != other
     assert seen["memory"] > 0
     assert seen["compared"][1].startswith("a step") and {"appeared", "went"} & set(seen["differ"])
+    assert seen["timelines"] == 2 and " sharded as " in seen["why_it_differs"]
 
 
 @needs_browser
@@ -250,7 +254,7 @@ def test_ten_thousand_equations_stay_responsive(reports: list[dict[str, Any]], t
     large = {**one, "equations": one["equations"] * times}
     large["lanes"] = [{**lane, "bars": lane["bars"] * times} for lane in one["lanes"]]
     large["memory"] = {**one["memory"], "curve": one["memory"]["curve"] * times}
-    large["collectives"] = one["collectives"] * 50
+    large["rows"] = one["rows"] * 50
     seen = used(page([large, reports[1]]), tmp_path)
     assert seen["errors"] == []
     assert seen["equations"] == f"{len(large['equations'])} rows" and len(large["equations"]) >= 10_000
