@@ -278,10 +278,11 @@ def fori_loop(lower: Any, upper: Any, body_fun: Function, init_val: Any, *, unro
             i, val = carry
             return (i + 1, body_fun(i, val)), None
 
-        start = Array(_int_data(first), TensorType((), dtypes.default_int()))
+        start = Array(_int_data(first), TensorType((), dtypes.default_int(), True))  # which takes any carry's dtype
         return scan(step, (start, init_val), None, length=steps)[0][1]
     dtype = dtypes.promote((low.dtype, low.type.weak), (high.dtype, high.type.weak))[0]
-    low, high = (convert(x, dtype=dtype, weak=False) for x in (low, high))
+    low = convert(low, dtype=dtype, weak=low.type.weak and low.dtype == dtype)
+    high = convert(high, dtype=dtype, weak=False)
     low = make_varying(low, union((low.type.varying, high.type.varying)))
 
     def body(carry: Any) -> Any:

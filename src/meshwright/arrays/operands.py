@@ -55,7 +55,7 @@ def is_operand(x: object) -> bool:
         x.__class__ in VALUES
         or x.__class__ in _NUMBERS
         or isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
-        or (hasattr(x, "__array__") and not isinstance(x, type))
+        or ((hasattr(x, "__array__") or hasattr(x, "__jax_array__")) and not isinstance(x, type))
     )
 
 
@@ -69,6 +69,8 @@ def value(x: ArrayLike) -> Value:
         return _stacked(x)
     elif isinstance(x, int):
         _check_range(x, x, dtypes.default_int())
+    elif x.__class__ is not np.ndarray and hasattr(x, "__jax_array__"):  # what stands for an array, as JAX asks for it
+        return value(x.__jax_array__())
     return to_array(x)
 
 

@@ -384,6 +384,16 @@ class Compiled:
         """The shapes and dtypes of the results."""
         return _out_info(self._call.out_tree, self._executable.out_types)
 
+    @property
+    def in_tree(self) -> tree.TreeDef:
+        """The containers of the arguments, by position and by name."""
+        return self._call.in_tree
+
+    @property
+    def out_tree(self) -> tree.TreeDef:
+        """The containers of the results."""
+        return self._call.out_tree
+
     def cost_analysis(self) -> dict[str, float]:
         """FLOPs and bytes of memory that one device computes with, by XLA's names.
 

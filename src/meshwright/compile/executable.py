@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from sys import getrefcount
 from typing import Any
 
@@ -10,10 +11,10 @@ import numpy as np
 
 from meshwright.compile.direct import DirectResults, DirectSignature, WrittenCall, direct_call
 from meshwright.compile.stages import CODE, PARTITION, Compilation, StageRecord, run_stages
-from meshwright.core import tree
+from meshwright.core import dtypes, tree
 from meshwright.core.collection import no_collection
 from meshwright.core.current import current_processes
-from meshwright.core.trace import Array, on_host
+from meshwright.core.trace import Array, building, on_host
 from meshwright.core.types import TensorType
 
 
@@ -26,31 +27,31 @@ _ONE_REFERENCE = _count_one()  # what getrefcount says of an object that nothing
 
 
 class Executable:
-    """A program ready to run on arrays of fixed types."""
+    """A program ready to run on arrays of fixed types. With ``later``, its code for NumPy is written when it is first
+    asked for: of arguments without contents, what a program does and costs is asked most often."""
 
     __slots__ = (
-        "call",
-        "direct",
+        "_code",
+        "_stages",
+        "_unwritten",
         "donated",
         "engine",
-        "from_host",
         "out_shardings",
         "out_tree",
         "out_types",
         "placed",
         "program",
         "single",
-        "stages",
     )
 
     @no_collection()
-    def __init__(self, start: Compilation, stages: Sequence[StageRecord], device: Any) -> None:
-        self.stages = list(stages)
+    def __init__(self, start: Compilation, stages: Sequence[StageRecord], device: Any, later: bool = False) -> None:
+        self._stages = list(stages)
         self.program = start.program
         self.placed: Any = None  # what is known about a program on a mesh
         self.out_types = self.program.out_types
         self.out_shardings: Sequence[Any] = (device,) * len(self.program.outputs)
-        done = run_stages(PARTITION, start, self.stages)
+        done = run_stages(PARTITION, start, self._stages)
         if done.placement is not None:
             from meshwright.compile.partial_sums import summed_shardings
             from meshwright.compile.partitioning import placed
@@ -59,15 +60,55 @@ class Executable:
             self.placed.refuse_implicit()
             self.out_types = self.placed.out_types
             self.out_shardings = summed_shardings(self.placed.out_shardings, self.out_types)
-        done = run_stages(CODE, done, self.stages)
-        assert done.function is not None
-        self.call = done.function
-        self.direct = done.direct  # the same for arrays that are where it wants them, or None
-        self.from_host = done.from_host  # makes what is as `direct` for arrays of JAX and of NumPy together, or None
         self.engine = start.engine
         self.donated = [n for n, given in enumerate(start.donated) if given]
         self.out_tree = start.out_tree
         self.single = start.out_tree.is_leaf()
+        self._code: Compilation | None = None
+        self._unwritten: Any = (done, copy_context(), dtypes.config._enable_x64)
+        if not later or start.engine != "numpy":  # what XLA refuses is said when it is compiled
+            self._write()
+
+    @no_collection()
+    def _write(self) -> Compilation:
+        """Run the last stages, as if it were still when the others ran."""
+        done, context, wide = self._unwritten
+
+        def written() -> Compilation:
+            before, dtypes.config._enable_x64 = dtypes.config._enable_x64, wide
+            try:
+                with building(None):
+                    return run_stages(CODE, done, self._stages)
+            finally:
+                dtypes.config._enable_x64 = before
+
+        self._code = context.run(written)
+        self._unwritten = None
+        return self._code
+
+    @property
+    def stages(self) -> list[StageRecord]:
+        """What each stage made."""
+        if self._code is None:
+            self._write()
+        return self._stages
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        """The code, which takes the contents of the arguments."""
+        code = self._code or self._write()
+        assert code.function is not None
+        return code.function
+
+    @property
+    def direct(self) -> Callable[..., Any] | None:
+        """The same for arrays that are where it wants them, or None."""
+        return (self._code or self._write()).direct
+
+    @property
+    def from_host(self) -> Callable[[], Callable[..., Any]] | None:
+        """Makes what is as ``direct`` for arrays of JAX and of NumPy together, or None."""
+        return (self._code or self._write()).from_host
 
     def take(self, leaves: Sequence[Any], data: list[Any]) -> None:
         """Take the contents of donated arrays away from them. What anybody else still refers to (another array, a view,

@@ -198,6 +198,7 @@ class Jitted:
             context, wide = copy_context(), dtypes.config._enable_x64
         name = getattr(self.fun, "__name__", "function")
         parameters = self._parameters(statics, len(args))
+        shapes_alone = any(isinstance(x, ShapeDtypeStruct) for x in leaves)
 
         def again(inside: AbstractContextManager[Any]) -> Compilation | None:
             def traced() -> Compilation:
@@ -210,7 +211,7 @@ class Jitted:
 
         def compiled(engine: str | None) -> Compiled:
             chosen = replace(start, engine=engine or self.engine or current_engine.name)
-            return Compiled(Executable(chosen, stages, device), in_tree, types, call.parameters, call)
+            return Compiled(Executable(chosen, stages, device, shapes_alone), in_tree, types, call.parameters, call)
 
         return Lowered(compiled, start.program, call)
 

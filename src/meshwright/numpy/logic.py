@@ -30,19 +30,29 @@ from meshwright.core.op import Op
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Value, apply
 from meshwright.errors import ShapeError
-from meshwright.ops import basic, elementwise
+from meshwright.ops import basic, elementwise, reduction
 
 # Comparisons and logic
 
 
 def equal(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x == y``."""
-    return binary(elementwise.eq, x, y)
+    return logical_not(not_equal(x, y)) if _are_keys(x, y) else binary(elementwise.eq, x, y)
 
 
 def not_equal(x: ArrayLike, y: ArrayLike, /) -> Value:
     """``x != y``."""
+    if _are_keys(x, y):
+        words = binary(
+            elementwise.ne, elementwise.bitcast(x, dtype=dtypes.UINT32), elementwise.bitcast(y, dtype=dtypes.UINT32)
+        )
+        return reduction.reduce_or(words, axes=(words.ndim - 1,))  # type: ignore[no-any-return]
     return binary(elementwise.ne, x, y)
+
+
+def _are_keys(*xs: ArrayLike) -> bool:
+    """Whether these are random keys, which are the same where both of their words are."""
+    return all(x.__class__ in VALUES and x.type.dtype == dtypes.KEY for x in xs)  # type: ignore[union-attr]
 
 
 def ordered(op: Op, x: ArrayLike, y: ArrayLike) -> Value:

@@ -198,10 +198,10 @@ class Operators:
     # Comparisons
 
     def __eq__(self, other: Any) -> ValueClass:  # type: ignore[override]
-        return _operator(elementwise.eq, self, other)
+        return logic.equal(self, other) if self.type.dtype.kind == "V" else _operator(elementwise.eq, self, other)
 
     def __ne__(self, other: Any) -> ValueClass:  # type: ignore[override]
-        return _operator(elementwise.ne, self, other)
+        return logic.not_equal(self, other) if self.type.dtype.kind == "V" else _operator(elementwise.ne, self, other)
 
     def __lt__(self, other: Any) -> ValueClass:
         return _ordered(elementwise.lt, self, other)
@@ -330,6 +330,8 @@ def _show(x: Any) -> str:
     weak = ", weak_type=True" if x.type.weak else ""
     if x._data is None:
         return f"Array(donated, {x.type})"
+    if x.type.dtype == dtypes.KEY:
+        return f"Array({x.type.shape}, dtype=key<fry>) overlaying:\n{np.asarray(x.data)['threefry2x32']}"
     body = np.array2string(
         np.asarray(x.data), separator=", ", prefix="Array(", suffix=f", dtype={x.type.dtype.name}{weak})"
     )

@@ -18,6 +18,7 @@ from meshwright.core.types import TensorType
 from meshwright.errors import ShapeError
 from meshwright.numpy.arithmetic import multiply, subtract
 from meshwright.numpy.creation import linspace
+from meshwright.numpy.functions import apply_along_axis
 from meshwright.numpy.mathematics import rint
 from meshwright.numpy.quantiles import median
 from meshwright.numpy.reductions import max, mean, min
@@ -44,11 +45,12 @@ _OPTIONS: dict[str, tuple[str, Any] | None] = {
 _STATISTICS: dict[str, Callable[..., Value]] = {"maximum": max, "mean": mean, "median": median, "minimum": min}
 
 
-def pad(array: ArrayLike, pad_width: Any, mode: str = "constant", **options: Any) -> Value:
+def pad(array: ArrayLike, pad_width: Any, mode: str | Callable[..., Any] = "constant", **options: Any) -> Value:
     """``array`` with elements added before and after along each dim.
 
     Modes are "constant" (with ``constant_values``), "edge", "reflect" and "symmetric" (with ``reflect_type``), "wrap",
-    "linear_ramp" (with ``end_values``), "maximum", "mean", "median" and "minimum" (with ``stat_length``), and "empty".
+    "linear_ramp" (with ``end_values``), "maximum", "mean", "median" and "minimum" (with ``stat_length``), "empty", and
+    a function ``f(row, widths, dim, options)`` of rows that have zeros at both ends.
 
     >>> import meshwright.numpy as mnp
     >>> mnp.pad(mnp.array([1, 2, 3]), (1, 2), constant_values=9)
@@ -56,6 +58,8 @@ def pad(array: ArrayLike, pad_width: Any, mode: str = "constant", **options: Any
     """
     x = value(array)
     widths = _widths(pad_width, x.ndim)
+    if callable(mode):
+        return _by_function(x, widths, mode, options)
     one_of(mode, list(_OPTIONS), "mode of mnp.pad")
     name, default = _OPTIONS[mode] or ("", None)
     unknown = next((key for key in options if key != name), None)
@@ -82,6 +86,15 @@ def pad(array: ArrayLike, pad_width: Any, mode: str = "constant", **options: Any
         if before or after:
             x = _along(x, d, before, after, mode, settings[d])
     return x
+
+
+def _by_function(x: Value, widths: list[_Width], function: Callable[..., Any], options: dict[str, Any]) -> Value:
+    """Along one dim after the other, what a function makes of each row: it is given the row with zeros around it, how
+    many there are, and the dim."""
+    padded = _constant(x, widths, 0)
+    for d, pair in enumerate(widths):
+        padded = apply_along_axis(function, d, padded, pair, d, options)
+    return padded
 
 
 def _widths(given: Any, rank: int) -> list[_Width]:

@@ -101,6 +101,8 @@ def fill_value(dtype: dtypes.DType) -> Any:
         return float("nan")
     if dtype == dtypes.BOOL:
         return True
+    if dtype == dtypes.KEY:
+        return np.array(((0xFFFFFFFF, 0xFFFFFFFF),), dtypes.KEY)
     info = dtypes.integer_limits(dtype)
     return int(info.min) if info.min < 0 else int(info.max)
 

@@ -212,6 +212,7 @@ ARRAY: dict[str, Calls | NotDrawn] = {
             "shape",
             "sharding",
             "size",
+            "to_device",
             "tobytes",
             "tolist",
             "type",

@@ -31,10 +31,30 @@ def context() -> Any:
         raise MeshwrightError(
             "MLIR is read and written by jaxlib, which is not installed.", fix="pip install 'meshwright[jax]'"
         )
-    from jax._src.interpreters.mlir import make_ir_context
-
-    found = make_ir_context()
+    try:
+        from jax._src.interpreters.mlir import make_ir_context
+    except ModuleNotFoundError:  # where `import jax` means this package, as in `meshwright run-jax`
+        found = _context_of_jaxlib()
+    else:
+        found = make_ir_context()
     found.allow_unregistered_dialects = True
+    return found
+
+
+def _context_of_jaxlib() -> Any:
+    """A context as JAX makes them, made without JAX."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+    from jaxlib.mlir.dialects import chlo, mhlo, mpmd, sdy, stablehlo
+
+    found = ir.Context()
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    found.append_dialect_registry(registry)
+    found.load_all_available_dialects()
+    for dialect in (sdy, mpmd, chlo, stablehlo):
+        dialect.register_dialect(found)
+    mhlo.register_mhlo_dialect(found)
     return found
 
 
