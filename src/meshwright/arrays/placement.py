@@ -48,12 +48,6 @@ class Placed:
         """The bytes of the whole array, each element counted once."""
         return self.type.nbytes  # type: ignore[no-any-return]
 
-    def to_device(self: Any, device: Any, *, stream: Any = None) -> Array:
-        """The array on another device, or as a sharding says: ``device_put`` by the name of the array API."""
-        from meshwright.arrays.device_put import put
-
-        return put(self, device)  # type: ignore[return-value]
-
     def devices(self: Any) -> set[Device]:
         """The devices that hold a part of the array."""
         return self.sharding.device_set  # type: ignore[no-any-return]
@@ -89,7 +83,7 @@ class Placed:
 
 def _install() -> None:
     for name in ("sharding", "addressable_shards", "global_shards", "addressable_data", "devices", "device",
-                 "is_fully_replicated", "is_fully_addressable", "committed", "on_device_size_in_bytes", "to_device",
+                 "is_fully_replicated", "is_fully_addressable", "committed", "on_device_size_in_bytes",
                  "_repr_html_"):  # fmt: skip
         setattr(Array, name, vars(Placed)[name])
 

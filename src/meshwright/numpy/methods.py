@@ -127,6 +127,10 @@ class Methods:
         """The array itself; what has been computed is ready."""
         return self  # type: ignore[return-value]
 
+    def to_device(self, device: Any, *, stream: Any = None) -> ValueClass:
+        """The array on another device, or as a sharding says: ``device_put`` by the name of the array API."""
+        return placed(self, device)  # type: ignore[arg-type]
+
     def astype(self, dtype: DTypeLike, copy: bool = False) -> ValueClass:
         """In another dtype."""
         return astype(self, dtype, copy=copy)

@@ -193,6 +193,7 @@ ARRAY: dict[str, Calls | NotDrawn] = {
             "addressable_data",
             "addressable_shards",
             "at",
+            "aval",  # which meshwright.jax gives them
             "block_until_ready",
             "committed",
             "data",
