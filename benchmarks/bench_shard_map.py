@@ -1,4 +1,5 @@
-"""shard_map with all devices in one process, in units of JAX on 8 fake CPU devices.
+"""shard_map with all devices in one process, in units of JAX on 8 fake CPU devices; products of bf16, which are
+computed in f32, in units of those of f32.
 
 python benchmarks/bench_shard_map.py [--repeats 7] [--json]
 """
@@ -22,7 +23,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 
 LAYERS = 4
-STEP_BAR, SMALL_STEP_BAR, COLLECTIVE_BAR = 1.0, 0.2, 0.5
+STEP_BAR, SMALL_STEP_BAR, COLLECTIVE_BAR, NARROW_BAR = 1.0, 0.2, 0.5, 1.25
 
 
 def mlp_step(module: Any, np_: Any, mesh: Any) -> Callable[..., Any]:
@@ -93,6 +94,18 @@ def collectives(repeats: int) -> Iterator[Row]:
             yield row(f"{name} of {label} per device, 8 devices", measured, COLLECTIVE_BAR)
 
 
+def narrow_products(repeats: int) -> Iterator[Row]:
+    multiply = mw.jit(lambda x, y: x @ y)
+    for shape in ((512, 512, 512), (2048, 512, 2048)):
+        rng = np.random.default_rng(0)
+        x, y = (rng.normal(size=size).astype(np.float32) for size in (shape[:2], shape[1:]))
+        narrow, wide = ([mnp.asarray(a, dtype=dtype) for a in (x, y)] for dtype in ("bfloat16", "float32"))
+        other = np.asarray(jax.jit(jnp.matmul)(*(jnp.asarray(a, jnp.bfloat16) for a in (x, y))), np.float32)
+        np.testing.assert_allclose(np.asarray(multiply(*narrow)).astype(np.float32), other, rtol=2**-7, atol=0.1)
+        measured = compare(lambda a=narrow: multiply(*a), lambda a=wide: multiply(*a), repeats)  # type: ignore[misc]
+        yield row(f"product of bf16 {shape}, beside f32", measured, NARROW_BAR)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7, help="measurements of each side")
@@ -101,6 +114,7 @@ def main() -> int:
     rows = [
         steps(512, 2048, 256, STEP_BAR, options.repeats),
         steps(16, 64, 16, SMALL_STEP_BAR, options.repeats),
+        *narrow_products(options.repeats),
         *collectives(options.repeats),
     ]
     return report(rows, as_json=options.json, repeats=options.repeats)

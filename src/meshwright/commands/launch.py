@@ -48,18 +48,23 @@ def run(args: argparse.Namespace) -> int:
     if not os.path.isfile(args.script):
         raise TextError(f"There is no file {args.script}.", why="a script is run", fix="meshwright launch script.py")
     needed()
-    started = _start(args.script, args.arguments, args.processes, args.devices)
+    started, readers = _start(args.script, args.arguments, args.processes, args.devices)
     codes = _wait(started)
+    for one in readers:  # what was printed last; a process that somebody left behind may hold the pipe for ever
+        one.join(GRACE_SECONDS)
     if args.json:
         print(json.dumps({"processes": codes}))
     return 0 if not any(codes) else 1
 
 
-def _start(script: str, arguments: Sequence[str], count: int, devices: int) -> list[subprocess.Popen[str]]:
+def _start(
+    script: str, arguments: Sequence[str], count: int, devices: int
+) -> tuple[list[subprocess.Popen[str]], list[threading.Thread]]:
+    """The processes, and the threads that pass on what they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    begun = []
+    begun, readers = [], []
     for number in range(count):
         said = {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(count), NUMBER: str(number), DEVICES: str(devices)}
         one = subprocess.Popen(
@@ -71,9 +76,11 @@ def _start(script: str, arguments: Sequence[str], count: int, devices: int) -> l
             errors="backslashreplace",
         )
         assert one.stdout is not None
-        threading.Thread(target=_pass_on, args=(one.stdout, number), daemon=True).start()
+        reader = threading.Thread(target=_pass_on, args=(one.stdout, number), daemon=True)
+        reader.start()
         begun.append(one)
-    return begun
+        readers.append(reader)
+    return begun, readers
 
 
 def _pass_on(lines: IO[str], number: int) -> None:
