@@ -31,6 +31,7 @@ from meshwright.interop.stablehlo.ops import body_operation
 from meshwright.propagate.problem import Problem
 from meshwright.propagate.run import PIPELINES
 from tests.oracle.apart import apart
+from tests.oracle.interpreter import with_general_dots
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
 from tests.oracle.shardy import LEFT_OUT, PIPELINE, context, newest_rules, piped, piped_by_us
 from tests.versions import CALL_SUMS, CALLS, CONSTRAINTS, FUNCTION_RESULTS, PADDING, UNEVEN, older_than
@@ -39,6 +40,7 @@ CANONICALIZE = "canonicalize{enable-patterns=sdy-collective}"
 INSERT, COLLECTIVES = "sdy-insert-explicit-reshards", "sdy-reshard-to-collectives"
 FULL = f"{INSERT}{{enable-full-version=true}}"
 RESOLVE, PAD = "sdy-resolve-permutation-factors{enable-halo-exchange=false}", "sdy-pad-for-divisibility"
+OPTIMIZE = "sdy-optimize-collectives"
 NEWEST_ORDER = "the newest pipeline, without what changed"
 _PIPELINES = (PIPELINE, "sdy-export-pipeline")
 _INSERTING = (INSERT, FULL, "sdy-propagation-pipeline", "sdy-export-pipeline")
@@ -169,6 +171,8 @@ def _prepared(text: str) -> Iterator[Step]:
         if step.outcome.error:
             return
         text = step.outcome.text
+        if name == COLLECTIVES and is_installed(OPTIMIZE):
+            yield Step(OPTIMIZE, text, by_shardy(text, OPTIMIZE))
 
 
 def by_us(text: str, name: str) -> Outcome:
@@ -432,6 +436,7 @@ _without_concatenations = _calls_for(lambda op: op.name == "stablehlo.concatenat
 _without_reshapes = _calls_for(lambda op: op.name == "stablehlo.reshape")
 _without_reductions = _calls_for(_is_other_reduction)
 _without_scatters = _without(lambda op: op.name == "stablehlo.scatter" and body_operation(op.regions[0]) != "add")
+_without_pads = _calls_for(lambda op: op.name == "stablehlo.pad")
 _without_moves = _calls_for(lambda op: op.name in ("stablehlo.dynamic_update_slice", "stablehlo.reshape"))
 _without_small_axes, _with_one_group = _by("sdy-remove-size-one-axes"), _by("sdy-sharding-group-import")
 
@@ -441,7 +446,7 @@ def _changes(name: str) -> tuple[_Change, ...]:
     if name in _INSERTING:
         return _without_sums, _without_reductions, _without_reshapes, _without_barriers, _without_concatenations
     if name == PAD:
-        return _without_barriers, _from_neutral, _without_scatters
+        return _without_barriers, _from_neutral, _without_scatters, with_general_dots
     return (_without_small_axes, _without_sums, _without_barriers) if name.startswith(COLLECTIVES) else ()
 
 
@@ -453,11 +458,23 @@ REASONS: dict[str, Callable[[Step, Outcome, Outcome], bool]] = {
     "Shardy's verifier refuses what its padding makes": (
         lambda step, theirs, ours: (
             step.name == PAD
-            and any(why in theirs.error for why in ("incompatible with return type", "unrealized_conversion_cast"))
+            and any(
+                why in theirs.error
+                for why in ("incompatible with return type", "unrealized_conversion_cast", "Expects that for each dim")
+            )
         )
     ),
     "what is scattered behind the end of a dim changes nothing; Shardy scatters it, too": (
         lambda step, theirs, ours: step.name == PAD and _same_after(step, _without_scatters)
+    ),
+    "Shardy's verifier refuses what becomes of an all-to-all over two axes; ours leaves it": (
+        lambda step, theirs, ours: step.name == OPTIMIZE and "overlapping source/target" in theirs.error
+    ),
+    "of a pad that moves along two dims, Shardy makes one whole; ours both": (
+        lambda step, theirs, ours: step.name == RESOLVE and _same_after(step, _without_pads)
+    ),
+    "a dot sums nothing behind the end of a dim; Shardy sums it, unless it is a dot_general": (
+        lambda step, theirs, ours: step.name == PAD and _same_after(step, with_general_dots)
     ),
     "a sum counts what it begins with once; Shardy pads with it, and counts it again": (
         lambda step, theirs, ours: step.name == PAD and _same_after(step, _from_neutral)

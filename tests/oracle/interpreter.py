@@ -12,19 +12,24 @@ from jaxlib.mlir.dialects import stablehlo
 from tests.oracle.apart import one_apart
 from tests.oracle.shardy import context as context
 
-_DOT = re.compile(r"stablehlo\.dot (%\S+), (%\S+)( \{.*?\})? : \((tensor<[^>]*>),")
+_DOT = re.compile(r"stablehlo\.dot (%\S+), (%\S+)( \{.*\})? : \((tensor<[^>]*>),")
 
 
 def interpreted(text: str, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
     """What a module gives; None where the interpreter, which then ends its process, does not know an op."""
-    found: list[np.ndarray] | None = one_apart(_run, _DOT.sub(_general, text), list(values))
+    found: list[np.ndarray] | None = one_apart(_run, with_general_dots(text), list(values))
     return found
 
 
+def with_general_dots(text: str) -> str:
+    """The same module with products of two tensors as the interpreter knows them."""
+    return _DOT.sub(_general, text)
+
+
 def _general(found: re.Match[str]) -> str:
-    """A product of two tensors in the words that the interpreter knows."""
-    last = found[4].count("x") - 1
-    return f"stablehlo.dot_general {found[1]}, {found[2]}, contracting_dims = [{last}] x [0] : ({found[4]},"
+    left, right, attributes, kind = found.groups()
+    last = kind.count("x") - 1
+    return f"stablehlo.dot_general {left}, {right}, contracting_dims = [{last}] x [0]{attributes or ''} : ({kind},"
 
 
 def _run(text: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -316,3 +316,40 @@ MOVING = {
     )},
     "nothing": _split(f"  %r = stablehlo.negate %a {{{laid(X)}}} : {N}"),
 }  # fmt: skip
+
+
+def _permuted(given: str, between: str, params: str, made: str, kind: str = "tensor<8x16xf32>", more: str = "") -> str:
+    """An argument whose axes are permuted before some of them go into another dim."""
+    return function(
+        f"%a: {kind} {{sdy.sharding = #sdy.sharding<@mesh, {given}>}}",
+        f"  %p = sdy.collective_permute %a out_sharding=<@mesh, {between}> : {kind}\n"
+        f"  %r = sdy.all_to_all [{params}] %p out_sharding=<@mesh, {made}> : {kind}{more}",
+        kind,
+    )
+
+
+YX_BEHIND = '[{}, {"y", "x"}]'
+OPTIMIZED = {
+    "two axes": _permuted(YX_BEHIND, '[{}, {"x", "y"}]', '{"y"}: 1->0', '[{"y"}, {"x"}]'),
+    "the larger one": _permuted('[{}, {"x", "y"}]', YX_BEHIND, '{"x"}: 1->0', '[{"x"}, {"y"}]'),
+    "parts of an axis": _permuted(
+        '[{}, {"x"}]', '[{}, {"x":(2)2, "x":(1)2}]', '{"x":(1)2}: 1->0', '[{"x":(1)2}, {"x":(2)2}]'
+    ),
+    "three parts": _permuted(
+        '[{}, {"x", "y"}]', '[{}, {"y", "x":(2)2, "x":(1)2}]', '{"x":(1)2}: 1->0', '[{"x":(1)2}, {"y", "x":(2)2}]'
+    ),
+    "no place for it": _permuted('[{}, {"x", "y"}]', YX_BEHIND, '{"x":(2)2}: 1->0', '[{"x":(2)2}, {"y", "x":(1)2}]'),
+    "the first dim": _permuted('[{"x", "y"}, {}]', '[{"y", "x"}, {}]', '{"x"}: 0->1', '[{"y"}, {"x"}]'),
+    "a size that is not divided": _permuted(
+        '[{}, {"x", "y"}]', YX_BEHIND, '{"x"}: 1->0', '[{"x"}, {"y"}]', "tensor<8x12xf32>"
+    ),
+    "used elsewhere, too": _permuted(
+        '[{}, {"x", "y"}]', YX_BEHIND, '{"x"}: 1->0', '[{"x"}, {"y"}]',
+        more='\n  %u = stablehlo.custom_call @keep(%p) {has_side_effect = true} : (tensor<8x16xf32>) -> tensor<ui8>',
+    ),
+    "what nobody uses": function(
+        f"%a: {N}",
+        f"  %u = stablehlo.negate %a : {N}\n  %c = stablehlo.constant dense<2.0> : {N}\n"
+        f"  %r = stablehlo.add %a, %c : {N}", N,
+    ),
+}  # fmt: skip

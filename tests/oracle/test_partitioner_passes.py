@@ -11,14 +11,15 @@ from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.module_walk import walk
 from meshwright.interop.shardy.passes import apply_passes
 from meshwright.interop.stablehlo.context import context, parse_module
-from tests.oracle.each_pass import COLLECTIVES, FULL, by_shardy, by_us, is_installed
-from tests.oracle.local_runs import RECIPE, executed, kept_out, main_of, random_values, without_sdy
+from tests.oracle.each_pass import COLLECTIVES, FULL, OPTIMIZE, by_shardy, by_us, is_installed
+from tests.oracle.local_runs import CONVERT, RECIPE, differs, executed, kept_out, main_of, random_values, without_sdy
 from tests.oracle.partitioner_modules import (
     BATCHED,
     MATMULS,
     MOVING,
     NOT_PADDED,
     NOT_ROWS,
+    OPTIMIZED,
     PADDED,
     PADDED_RIGHT,
     SINGLE,
@@ -35,6 +36,7 @@ CASES = [
     *((PAD, name, text) for name, text in PADDED.items()),
     *((BATCH, name, text) for name, text in BATCHED.items()),
     *((MERGE, name, text) for name, text in MATMULS.items()),
+    *((OPTIMIZE, name, text) for name, text in OPTIMIZED.items()),
     *((ON_ONE, name, text) for name, text in SINGLE.items()),
     *((f"{RESOLVE}{{enable-halo-exchange=false}}", name, text) for name, text in MOVING.items()),
 ]
@@ -85,6 +87,11 @@ def test_a_module_computes_the_same_behind_a_pass(what: str) -> None:
     assert not after.error
     for before, now in zip(computed(text), computed(after.text), strict=True):
         np.testing.assert_allclose(before, now, rtol=1e-6)
+
+
+@pytest.mark.parametrize("what", [what for what in OPTIMIZED if not what.startswith(("used", "a size"))])
+def test_devices_hold_the_same_behind_optimized_collectives(what: str) -> None:
+    assert differs(OPTIMIZED[what], 0, (OPTIMIZE, CONVERT)) == ""
 
 
 @pytest.mark.parametrize("what", NOT_ROWS)

@@ -343,7 +343,9 @@ class _Padder:
                 continue
             with ir.InsertionPoint(op), op.location:
                 if op.name in _MATMULS and self._padding(value) and not self._is_zero(value):
-                    zero = zeros(ir.RankedTensorType.get([], value.type.element_type))
+                    if op.name != "stablehlo.dot_general" and not due:
+                        continue
+                    zero = zeros(ir.RankedTensorType.get([], value.type.element_type))  # as in Shardy, needed or not
                     op.operands[number] = self._masked(value, due, zero) if due else value
                 elif due and op.name not in _MATMULS:
                     op.operands[number] = self._filled(op, rule, number, due)

@@ -15,6 +15,7 @@ from meshwright.interop.shardy.global_to_local import convert_to_local, groups_c
 from meshwright.interop.shardy.mesh_passes import drop_shardings_and_meshes, inline_meshes, remove_debug_info
 from meshwright.interop.shardy.module_walk import RULE, Rules, walk
 from meshwright.interop.shardy.module_writer import write_module
+from meshwright.interop.shardy.optimized_collectives import optimize_collectives
 from meshwright.interop.shardy.order_free import PASS as ORDER_FREE
 from meshwright.interop.shardy.order_free import propagate_in_any_order
 from meshwright.interop.shardy.pass_options import PassCall, parse_pass
@@ -97,6 +98,7 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
     "sdy-pad-for-divisibility": lambda module, call: pad_for_divisibility(module),
     "sdy-resolve-permutation-factors": lambda module, call: resolve_permutations(module),
     "sdy-remove-all-gather-reduce-scatter-for-cmv1": lambda module, call: merge_collectives_into_matmuls(module),
+    "sdy-optimize-collectives": lambda module, call: optimize_collectives(module),
     "sdy-resolve-single-device-sharding": lambda module, call: resolve_single_devices(module, _are_replicas(call)),
     "canonicalize": _by_mlir("canonicalize"),
     "cse": _by_mlir("cse"),
@@ -104,9 +106,10 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
     "symbol-dce": _by_mlir("symbol-dce"),
 }
 _FULLY, _NAMED_EDGES = "dedup-functions-fully", "add-data-flow-edges-on-named-computations"
+_DEBUGGING = ("debug-sharding-origins", "debug-propagation-edge-sharding")
 _STRATEGY = {
     **dict.fromkeys((_KEEP, _CONSERVATIVE), ("true", "false")),
-    **dict.fromkeys(("debug-sharding-origins", "debug-propagation-edge-sharding"), ("false",)),
+    **dict.fromkeys(_DEBUGGING, ("false",)),
 }
 # The options of each pass with the values that they may have; none stand for any whole number.
 OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -127,6 +130,14 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "sdy-convert-global-to-local": {_BY_AXES: ("true", "false")},
     "sdy-resolve-permutation-factors": {"enable-halo-exchange": ("false",)},
     "sdy-resolve-single-device-sharding": {_REPLICAS: _WHOLE_NUMBER, _PARTITIONS: _WHOLE_NUMBER},
+}
+# Passes of Shardy that are not here: why, and what to write instead.
+_NOT_OFFERED = {
+    "sdy-per-instruction-partitioning": (
+        "it puts what each device runs of an op into a manual computation of its own, op by op",
+        "-sdy-convert-global-to-local",
+    ),
+    "sdy-save-module": ("what passes print goes to the standard output", "meshwright opt … > saved.mlir"),
 }
 _SPLITTER = "sdy-constant-or-scalar-splitter"
 _LIFT = "sdy-lift-inlined-meshes"
@@ -152,6 +163,9 @@ def checked_pass(text: str) -> PassCall:
     """A pass that there is, with options that it has."""
     call = parse_pass(text)
     known = pass_names()
+    if call.name in _NOT_OFFERED:
+        why, fix = _NOT_OFFERED[call.name]
+        raise MeshwrightError(f"The pass {call.name} of Shardy is not offered.", why=why, fix=fix)
     if call.name not in known:
         raise MeshwrightError(f"There is no pass {call.name!r}.", why=f"the passes are {', '.join(known)}")
     options = OPTIONS.get(call.name, {})
@@ -170,6 +184,12 @@ def checked_pass(text: str) -> PassCall:
                     fix=f"-{call.name}={option}=1",
                 )
         elif (value or "true") not in options[option]:
+            if option in _DEBUGGING:
+                raise MeshwrightError(
+                    f"The option {option} of {call.name} is not offered.",
+                    why="it writes attributes that only Shardy's own tools read",
+                    fix=f"-{call.name} --explain",
+                )
             raise MeshwrightError(
                 f"The option {option} of {call.name} cannot be {value!r}.",
                 why=f"it is one of {', '.join(options[option])}",

@@ -47,9 +47,8 @@ def resolve_permutations(module: Any) -> None:
             if rule is not None:
                 moved = rule.permuted - _at_the_end(op, rule, operands, results) - _written_whole(op, rule, operands)
                 moved |= _misaligned(op, rule, operands, results)
-                if _groups_are_split(op, operands, results):
-                    moved = frozenset(rule.sizes)
-                _make_whole(op, rule, moved, operands, results)
+                moved |= _in_groups(op, rule)
+                _make_whole(op, rule, _with_others(rule, moved, operands, results), operands, results)
 
 
 def _is_split(sharding: TensorSharding | None) -> bool:
@@ -78,16 +77,17 @@ def _at_the_end(
 
 
 def _written_whole(op: Any, rule: Factors, operands: list[TensorSharding | None]) -> frozenset[str]:
-    """The dims along which one element is written, which is on each device: the one that has its place writes it."""
-    if op.name != "stablehlo.dynamic_update_slice":
+    """The dims along which all of what is written is on each device, which writes what comes into its part.
+
+    As in Shardy, only if one element is written along one of the split dims.
+    """
+    target, update = operands[0], operands[1] if len(operands) > 1 else None
+    if op.name != "stablehlo.dynamic_update_slice" or target is None:
         return frozenset()
-    update = operands[1]
-    return frozenset(
-        name
-        for dim, names in enumerate(rule.operands[0])
-        for name in names
-        if op.operands[1].type.shape[dim] == 1 and (update is None or not update.dims[dim].axes)
-    )
+    kept = [dim for dim in range(target.rank) if update is None or not update.dims[dim].axes]
+    if not any(target.dims[dim].axes and op.operands[1].type.shape[dim] == 1 for dim in kept):
+        return frozenset()
+    return frozenset(name for dim in kept for name in rule.operands[0][dim])
 
 
 def _misaligned(
@@ -115,23 +115,42 @@ def _misaligned(
     return frozenset(name for names in merged if found & set(names) for name in names)
 
 
-def _groups_are_split(op: Any, operands: list[TensorSharding | None], results: list[TensorSharding | None]) -> bool:
-    """Whether a convolution is several side by side, and the dim that numbers them is split."""
+def _in_groups(op: Any, rule: Factors) -> frozenset[str]:
+    """The factors of dims that number the groups of a convolution, where those have more than one member."""
     from jaxlib.mlir.dialects import stablehlo
 
     if op.name != "stablehlo.convolution":
-        return False
+        return frozenset()
     by_feature, by_batch = (integer(op.attributes[f"{kind}_group_count"]) > 1 for kind in ("feature", "batch"))
     if not by_feature and not by_batch:
-        return False
+        return frozenset()
     dims = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
-    places = [
-        *([(operands[0], dims.input_feature_dimension)] if by_feature else []),
-        *([(operands[0], dims.input_batch_dimension)] if by_batch else []),
-        (operands[1], dims.kernel_output_feature_dimension),
-        (results[0], dims.output_feature_dimension),
+    numbering = [
+        rule.operands[0][dims.input_feature_dimension if by_feature else dims.input_batch_dimension],
+        rule.operands[1][dims.kernel_output_feature_dimension],
+        rule.results[0][dims.output_feature_dimension],
     ]
-    return any(sharding is not None and sharding.dims[dim].axes for sharding, dim in places)
+    return frozenset(name for names in numbering if len(names) > 1 for name in names)
+
+
+def _with_others(
+    rule: Factors,
+    moved: frozenset[str],
+    operands: list[TensorSharding | None],
+    results: list[TensorSharding | None],
+) -> frozenset[str]:
+    """The same factors, and those that are split together with one of them in a dim, as far as that goes."""
+    sides = [*zip(rule.operands, operands, strict=True), *zip(rule.results, results, strict=True)]
+    split = [
+        frozenset(names)
+        for dims, sharding in sides
+        if sharding is not None and not sharding.mesh.is_maximal
+        for names, dim in zip(dims, sharding.dims, strict=True)
+        if dim.axes
+    ]
+    while more := [names for names in split if names & moved and not names <= moved]:
+        moved = moved.union(*more)
+    return moved
 
 
 def _make_whole(
