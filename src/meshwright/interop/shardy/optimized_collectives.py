@@ -24,7 +24,7 @@ from meshwright.sharding.named import TensorSharding
 _ONE = re.compile(r"[^:]*\{[^{}]*\}: (\d+)->(\d+)\]>")  # of which dim into which, if there is one
 
 
-class Swap(NamedTuple):
+class AxisStep(NamedTuple):
     """Where an axis goes: from one of the dims that a dim was split into to another, which is empty."""
 
     axis: AxisRef
@@ -70,7 +70,7 @@ def _without_permute(op: Any, known: ValueShardings) -> None:
     swaps = planned(parts[0], moved, parts[2])
     if swaps is None or op.results[0].type.shape[dim] % total_size(parts[0]):
         return
-    made = _Split(permute.operands[0], before, after, dim, parts[0], ir.InsertionPoint(op), op.location).moved(
+    made = _DimPerAxis(permute.operands[0], before, after, dim, parts[0], ir.InsertionPoint(op), op.location).moved(
         moved[0], target, swaps
     )
     op.results[0].replace_all_uses_with(made)
@@ -104,7 +104,7 @@ def _parts(axis: AxisRef, cuts: dict[str, list[int]]) -> Axes:
     return tuple(axis.part(before, after) for before, after in pairwise(places))
 
 
-def planned(axes: list[AxisRef], moved: list[AxisRef], wanted: list[AxisRef]) -> list[Swap] | None:
+def planned(axes: list[AxisRef], moved: list[AxisRef], wanted: list[AxisRef]) -> list[AxisStep] | None:
     """How axes, each in a place of its own, come into a wanted order after one has left; None if they do not.
 
     An axis goes where none is, and where as much room is as it takes; the last may leave some.
@@ -126,11 +126,11 @@ def planned(axes: list[AxisRef], moved: list[AxisRef], wanted: list[AxisRef]) ->
             return None
         source = held.index(axis)
         held[source], held[place] = None, axis
-        found.append(Swap(axis, source, place))
+        found.append(AxisStep(axis, source, place))
     return found
 
 
-class _Split:
+class _DimPerAxis:
     """A value with a dim for each axis of one of its dims."""
 
     def __init__(
@@ -144,7 +144,7 @@ class _Split:
         self._held: list[Axes] = [dims.axes for dims in before.dims]
         self._held[dim : dim + 1] = [*((axis,) for axis in axes), *([()] if rest > 1 else [])]
 
-    def moved(self, first: AxisRef, target: int, swaps: list[Swap]) -> Any:
+    def moved(self, first: AxisRef, target: int, swaps: list[AxisStep]) -> Any:
         """The value after the axis that leaves the dim, and after those that take its place."""
         shape = list(self._value.type.shape)
         whole = list(shape)
