@@ -366,6 +366,7 @@ class _Padder:
             raise self._refused(op, "nothing is known that it would not notice behind the end of a dim")
         element, count = indices.type.element_type, len(numbers.start_index_map)
         last = np.array([before[dim] - sizes[dim] for dim in numbers.start_index_map])
+        laid = _laid(self._known(indices))
         with ir.InsertionPoint(op), op.location:
             written = f"dense<{last.tolist() if len(set(last)) > 1 else last[0]}> : tensor<{count}x{element}>"
             ends = made_op(
@@ -373,8 +374,9 @@ class _Padder:
                 [constant_of(written, f"tensor<{count}x{element}>")],
                 [indices.type],
                 broadcast_dimensions=int_array([at]),
+                **laid,
             )
-            op.operands[1] = made_op("stablehlo.minimum", [indices, ends], [indices.type])
+            op.operands[1] = made_op("stablehlo.minimum", [indices, ends], [indices.type], **laid)
 
     def _filled(self, op: Any, rule: Factors, number: int, due: set[int]) -> Any:
         from jaxlib.mlir import ir

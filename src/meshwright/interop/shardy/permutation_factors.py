@@ -107,8 +107,8 @@ def _misaligned(
                 parts = total_size(sharding.dims[number].axes) if sharding is not None else 1
                 rest = prod(rule.sizes[name] for name in names[1:])
                 longer = -(-size // parts) * parts
-                if len(names) > 1 and longer != size:
-                    found.add(names[0])
+                if len(names) > 1 and longer != size and parts > rule.sizes[names[0]]:
+                    found.add(names[0])  # its minor part is split, too
                 if longer % rest or new.setdefault(names[0], longer // rest) != longer // rest:
                     found.add(names[0])
     merged = [names for dims in (*rule.operands, *rule.results) for names in dims if len(names) > 1]
