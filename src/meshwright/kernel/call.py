@@ -547,13 +547,13 @@ def _prepare(
     else:
         pipeline.parallel = {axis: machine.schedule.order(axis, grid[axis]) for axis in call.parallel}
     pipeline.scalars = tuple(renest(scalars, call.in_trees[: call.scalars]))
-    if machine.wanted is None:
-        machine.wanted = pipeline.allocation_types([*ins, *outs])  # the same on every core
-    wanted = machine.wanted
+    if machine.wanted is None:  # the same on every core
+        types = pipeline.allocation_types([*ins, *outs])
+        machine.wanted = [None if one is None else tree.flatten(one) for one in (*types.input, *types.out)]
     labels = [f"the window of {name}" for name in (*names[scalar_leaves : len(inputs)], *names[len(inputs) :])]
     slots = [
-        None if one is None else tree.map(lambda wanted, label=label: scoped(task, wanted, label, made), one)
-        for one, label in zip((*wanted.input, *wanted.out), labels, strict=True)
+        None if one is None else tree.unflatten(one[1], [scoped(task, wanted, label, made) for wanted in one[0]])
+        for one, label in zip(machine.wanted, labels, strict=True)
     ]
     _note_axes(call, machine, scalars, [*ins, *outs], slots)
     windows = pipeline.windows(PipelineArg(slots[: len(ins)], slots[len(ins) :], []))
@@ -619,4 +619,6 @@ def _require_parameters(call: KernelCall, args: list[Any], named: dict[str, Any]
 
 
 def _allocated(task: KernelTask, name: str, wanted: Any, made: list[Any]) -> Any:
+    if isinstance(wanted, MemoryType | Semaphores | SemaphoreType):
+        return scoped(task, wanted, name, made)
     return tree.map(lambda leaf: scoped(task, leaf, name, made), wanted)

@@ -97,6 +97,9 @@ class AccessMap:
         return found[0] if found is not None and len(found) == 1 else None
 
     def _cut_out(self, box: Box | None, cells: dict[tuple[int, ...], AccessCell]) -> list[AccessCell] | None:
+        if len(cells) == 1 and box == tuple([(0, n) for n in self.shape]) and 0 not in self.shape:
+            found = self.known[box] = list(cells.values())
+            return found
         if box is not None and any(start >= stop for start, stop in box):
             return []
         if box and box[0][1] - box[0][0] == 1 and len(cells) == 1 and 1 < self.shape[0] <= MOST_CELLS // 2:

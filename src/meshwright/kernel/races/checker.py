@@ -44,6 +44,13 @@ class AccessChecker:
         """A load; which of the elements have no value, where that is so: True, or a mask."""
         self.was_read = True
         source = task.source()
+        cell = self.access_map.only(region)
+        if cell is not None and cell.write and not cell.write & UNDEFINED:
+            self._after_write(task, cell.write, "reads", task, source)
+            if task.steps:
+                self._require_own_step(task, cell.write, source)
+            cell.reads[task.entity] = self.history.event(task, source)
+            return None
         undefined = False
         for value in self.access_map.written(region):
             if value == 0 or value & UNDEFINED:
@@ -57,6 +64,13 @@ class AccessChecker:
     def write_by_task(self, task: KernelTask, region: BufferRegion, undefined: Any = None) -> None:
         """A store; of what has no value, where ``undefined``."""
         source = task.source()
+        cell = self.access_map.only(region) if undefined is None else None
+        if cell is not None:
+            self._after_write(task, cell.write, "writes", task, source)
+            if cell.copies or cell.reads:
+                self._after_reads(task, region, task.entity, source)
+            cell.write = (task.entity + 1) << _EVENT_BITS | self.history.event(task, source)
+            return
         for value in self.access_map.written(region):
             self._after_write(task, value, "writes", task, source)
         self._after_reads(task, region, task.entity, source)
@@ -173,8 +187,10 @@ class AccessChecker:
     def write_by_copy(self, copy: Transfer, region: BufferRegion, undefined: Any) -> None:
         """The destination of a copy."""
         cell = self.access_map.only(region)
-        if cell is not None and undefined is None and not cell.reads and not cell.copies:
+        if cell is not None and undefined is None:
             self._after_write(copy, cell.write, "writes", copy, copy.source)
+            if cell.reads or cell.copies:
+                self._after_reads(copy, region, -1, copy.source)
             cell.write = _COPY | copy.number
             return
         for value in self.access_map.written(region):

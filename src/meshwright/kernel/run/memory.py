@@ -73,6 +73,18 @@ def box_of(shape: tuple[int, ...], path: Path) -> Box | None:
     only: Any = path[0]
     if len(path) == 1 and len(only) == 1 and only[0].__class__ is int and only.__class__ is tuple:
         return ((only[0], only[0] + 1), *((0, n) for n in shape[1:]))
+    if len(path) == 1 and only.__class__ is tuple and len(only) == len(shape):
+        found = []
+        for key, size in zip(only, shape, strict=True):
+            if key.__class__ is int:
+                found.append((key, key + 1))
+            elif key.__class__ is slice and key.step in (None, 1):
+                start, stop, _ = key.indices(size)
+                found.append((start, max(start, stop)))
+            else:
+                break
+        else:
+            return tuple(found)
     starts, stops, steps = [0] * len(shape), list(shape), [1] * len(shape)
     view = list(range(len(shape)))
     for step in path:
@@ -113,11 +125,17 @@ def box_of(shape: tuple[int, ...], path: Path) -> Box | None:
 
 
 def apart(a: Box, b: Box) -> bool:
-    return any(min(stop, end) <= max(first, start) for (first, stop), (start, end) in zip(a, b, strict=True))
+    for (first, stop), (start, end) in zip(a, b, strict=True):
+        if stop <= start or end <= first or first >= stop or start >= end:
+            return True
+    return False
 
 
 def inside(a: Box, b: Box) -> bool:
-    return all(start <= first and stop <= end for (first, stop), (start, end) in zip(a, b, strict=True))
+    for (first, stop), (start, end) in zip(a, b, strict=True):
+        if first < start or end < stop:
+            return False
+    return True
 
 
 def poison(shape: tuple[int, ...], dtype: DType) -> Data:
