@@ -1,4 +1,4 @@
-"""Kernels without one of their synchronizations: modules are read, one statement is taken out, and the rest is run."""
+"""Modules of kernels without one of their synchronizations or stores: it is taken out, and the rest is run."""
 
 from __future__ import annotations
 
@@ -20,35 +20,52 @@ def synchronizes(node: ast.AST) -> bool:
     return (function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")) in SYNCHRONIZES
 
 
-class _Change(ast.NodeTransformer):
-    """Replaces each synchronizing statement by what ``change`` makes of it and its number."""
+def stores(node: ast.AST) -> bool:
+    """Whether a statement stores to memory."""
+    if not isinstance(node, ast.Assign | ast.AugAssign):
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    parts = [part for target in targets for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    return all(isinstance(part, ast.Subscript) for part in parts)
 
-    def __init__(self, change: Callable[[int, ast.Expr], Any]) -> None:
+
+Which = Callable[[ast.AST], bool]
+
+
+class _Change(ast.NodeTransformer):
+    """Replaces each statement of a kind by what ``change`` makes of it and its number."""
+
+    def __init__(self, change: Callable[[int, Any], Any], which: Which) -> None:
         self.change = change
+        self.which = which
         self.number = -1
 
-    def visit_Expr(self, node: ast.Expr) -> Any:
-        if not synchronizes(node):
+    def _visit(self, node: Any) -> Any:
+        if not self.which(node):
             return node
         self.number += 1
         return self.change(self.number, node)
 
+    visit_Expr = visit_Assign = visit_AugAssign = _visit
 
-def sites(module: ModuleType) -> list[str]:
-    """The synchronizing statements of a module, with their lines."""
+
+def sites(module: ModuleType, which: Which = synchronizes) -> list[str]:
+    """The synchronizing statements of a module, or those of another kind, with their lines."""
     found: list[str] = []
 
     def note(number: int, node: ast.Expr) -> ast.AST:
         found.append(f"{node.lineno}: {ast.unparse(node)}")
         return node
 
-    _Change(note).visit(ast.parse(inspect.getsource(module)))
+    _Change(note, which).visit(ast.parse(inspect.getsource(module)))
     return found
 
 
-def changed(module: ModuleType, change: Callable[[int, ast.Expr], Any], **names: Any) -> ModuleType:
-    """A module whose synchronizing statements were changed; its functions find ``names`` beside their own."""
-    tree = ast.fix_missing_locations(_Change(change).visit(ast.parse(inspect.getsource(module))))
+def changed(
+    module: ModuleType, change: Callable[[int, ast.Expr], Any], which: Which = synchronizes, **names: Any
+) -> ModuleType:
+    """A module whose statements of a kind were changed; its functions find ``names`` beside their own."""
+    tree = ast.fix_missing_locations(_Change(change, which).visit(ast.parse(inspect.getsource(module))))
     made = ModuleType(module.__name__ + "_changed")
     made.__dict__.update(names)
     sys.modules[made.__name__] = made  # dataclasses look for the module of their annotations
@@ -56,9 +73,9 @@ def changed(module: ModuleType, change: Callable[[int, ast.Expr], Any], **names:
     return made
 
 
-def without(module: ModuleType, number: int) -> ModuleType:
-    """A module without one of its synchronizing statements."""
-    return changed(module, lambda n, node: ast.copy_location(ast.Pass(), node) if n == number else node)
+def without(module: ModuleType, number: int, which: Which = synchronizes) -> ModuleType:
+    """A module without one of its statements of a kind."""
+    return changed(module, lambda n, node: ast.copy_location(ast.Pass(), node) if n == number else node, which)
 
 
 def watched(module: ModuleType, reached: set[int]) -> ModuleType:

@@ -1,12 +1,14 @@
 """Every signal, wait, start and barrier of the collectives is needed: without any one of them a mistake is found.
 
 Those of the library are found by reading its modules, and which cases come to each by running them; none is left out.
-The tiled product and flash attention have none: their copies are those of the pipeline.
+The tiled product and flash attention have none: their copies are those of the pipeline. Without any one of the stores
+of the library either a mistake is found, or the numbers are wrong.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -18,8 +20,9 @@ from meshwright import pallas as pl
 from meshwright.pallas import ops
 from meshwright.pallas import tpu as pltpu
 from tests.kernel import collectives
+from tests.kernel import test_library as library
 from tests.kernel.driver import on_devices
-from tests.kernel.mutation import sites, watched, without
+from tests.kernel.mutation import sites, stores, watched, without
 from tests.kernel.test_library import CASES, check
 
 SHAPE = (4, 8)
@@ -36,6 +39,23 @@ MODULES: dict[str, ModuleType] = {
     name: import_module(f"meshwright.pallas.ops.{name}")
     for name in ("ring", "collectives", "matmuls", "attention", "grouped")
 }
+STORING = MODULES | {name: import_module(f"meshwright.pallas.ops.{name}") for name in ("flash", "online")}
+STORES = [(name, n) for name, module in STORING.items() for n in range(len(sites(module, stores)))]
+# What is asked of each module whose kernels store.
+ASKED: dict[str, list[Callable[[], None]]] = {
+    "collectives": [partial(check, case, 4, pl.Debug()) for case in ("all-reduce", "all-reduce both ways")],
+    "matmuls": [
+        *(partial(check, case, 2, pl.Debug()) for case in CASES if "matmul" in case),
+        lambda: library.test_matmul_by_tiles_that_need_not_fit((33, 16, 65)),
+    ],
+    "attention": [partial(check, case, 2, pl.Debug()) for case in CASES if "attention" in case],
+    "grouped": [lambda: library.test_a_grouped_product_and_its_derivatives([3, 0, 9, 4])],
+    "flash": [
+        lambda: library.test_flash_attention(((8, 8), (50, 8)), True),
+        lambda: library.test_the_derivative_of_flash_attention((2, 20, 8), True),
+    ],
+    "online": [lambda: library.test_flash_attention(((8, 8), (50, 8)), False)],
+}
 PLACES = [(name, number) for name, module in MODULES.items() for number in range(len(sites(module)))]
 
 
@@ -45,8 +65,14 @@ def use(name: str, changed: ModuleType, patch: pytest.MonkeyPatch) -> None:
         for other in ("collectives", "matmuls", "attention", "grouped"):
             patch.setattr(MODULES[other], "meet", changed.meet)
         return
+    if name == "online":
+        for other in ("flash", "attention"):
+            for helper in ("add_block", "start"):
+                if hasattr(STORING[other], helper):
+                    patch.setattr(STORING[other], helper, getattr(changed, helper))
+        return
     for function in ops.__all__:
-        if getattr(ops, function).__module__ == MODULES[name].__name__:
+        if getattr(ops, function).__module__ == STORING[name].__name__:
             patch.setattr(ops, function, getattr(changed, function))
 
 
@@ -79,6 +105,16 @@ def test_a_kernel_of_the_library_without_one_of_them_is_found_out(name, number, 
         with pytest.raises(pltpu.KernelError):
             check(case, 4, pl.Debug(schedules=16))
             pytest.fail(f"{case} seems right", pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), STORES, ids=[f"{name}.py:{sites(STORING[name], stores)[number]}" for name, number in STORES]
+)
+def test_so_is_one_without_one_of_its_stores_or_its_numbers_are_wrong(name, number, monkeypatch):
+    use(name, without(STORING[name], number, stores), monkeypatch)
+    with pytest.raises((pltpu.KernelError, AssertionError)):
+        for ask in ASKED[name]:
+            ask()
 
 
 def run(module: ModuleType, name: str, debug: pl.Debug) -> None:
