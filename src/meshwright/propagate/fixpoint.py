@@ -70,7 +70,7 @@ class Propagation:
         self.use_basic, self.conservative = use_basic, conservative
         self.events: list[ShardingEvent] = []
         self._steps: dict[object, Changes] = {}
-        self._computations = [op for op in graph.walk() if op.kind in _COMPUTATIONS]
+        self._computations = [op for op in graph.ops() if op.kind in _COMPUTATIONS]
         for op in self._computations:
             begin_computation(graph, op)
         self.told = form_groups(graph)
@@ -83,7 +83,7 @@ class Propagation:
     def run(self, direction_of: DirectionOf = both) -> None:
         """Let shardings pass until nothing changes."""
         self._exchange_results()
-        order = list(self.graph.walk())
+        order = self.graph.ops()
         order.reverse()
         self._stack = order
         for op in order:
@@ -103,7 +103,7 @@ class Propagation:
 
     def finish(self) -> None:
         """Write what was found for the results and arguments of a computation where it says it."""
-        for op in self.graph.walk():
+        for op in self.graph.ops():
             op.shows_rule = op.shows_rule or op.kind is Kind.CONSTRAINT
         for op in self._computations:
             finish_computation(self.graph, op)
@@ -122,6 +122,8 @@ class Propagation:
         directions = direction_of(op) if op.kind is not Kind.BARRIER else (op.direction, op.direction)
         rule, values = joined.rule, joined.values
         before = tuple([value.sharding for value in values])
+        if not any(before):
+            return
         for number, sharding in self.step(rule, before, directions, joined.elementwise, op.kind not in _WHOLE_OR_PART):
             self._set(joined, number, sharding, op, before)
 

@@ -352,6 +352,13 @@ class Graph:
         for function in self.functions:
             yield from walk(function.block)
 
+    def ops(self) -> list[GraphOp]:
+        """The same, all at once."""
+        found: list[GraphOp] = []
+        for function in self.functions:
+            _add_ops(function.block, found)
+        return found
+
     # Changing
 
     def sweep(self) -> None:
@@ -456,6 +463,13 @@ def walk(block: GraphBlock) -> Iterator[GraphOp]:
         yield op
         for inner in op.blocks:
             yield from walk(inner)
+
+
+def _add_ops(block: GraphBlock, found: list[GraphOp]) -> None:
+    for op in block.ops:
+        found.append(op)
+        for inner in op.blocks:
+            _add_ops(inner, found)
 
 
 def can_hold(value: GraphValue) -> bool:

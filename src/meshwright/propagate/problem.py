@@ -128,14 +128,14 @@ class FactorRule:
         number = {name: index for index, name in enumerate(factors.sizes)}
 
         def numbered(tensors: tuple[tuple[tuple[str, ...], ...], ...]) -> tuple[Dims, ...]:
-            return tuple(tuple(tuple(number[name] for name in dim) for dim in dims) for dims in tensors)
+            return tuple([tuple([tuple([number[name] for name in dim]) for dim in dims]) for dims in tensors])
 
         return cls(
             numbered(factors.operands),
             numbered(factors.results),
             factors.sizes.values(),
-            (number[name] for name in factors.passing),
-            (number[name] for name in factors.blocked),
+            [number[name] for name in factors.passing],
+            [number[name] for name in factors.blocked],
         )
 
     @classmethod

@@ -61,6 +61,10 @@ def is_strict_prefix(axes: Axes, of: Axes) -> bool:
 
 def agree(old: Axes, new: Axes, can_expand: bool) -> tuple[Axes, bool]:
     """The major axes that two lists allow; the second may make the first longer only if ``can_expand``."""
+    if not new or old is new:
+        return old, can_expand
+    if not old:
+        return (new if can_expand else old), can_expand
     kept: list[AxisRef] = []
     shorter = min(len(old), len(new))
     for place in range(shorter):
