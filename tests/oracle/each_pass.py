@@ -437,7 +437,8 @@ _without_reshapes = _calls_for(lambda op: op.name == "stablehlo.reshape")
 _without_reductions = _calls_for(_is_other_reduction)
 _without_scatters = _without(lambda op: op.name == "stablehlo.scatter" and body_operation(op.regions[0]) != "add")
 _without_pads = _calls_for(lambda op: op.name == "stablehlo.pad")
-_without_moves = _calls_for(lambda op: op.name in ("stablehlo.dynamic_update_slice", "stablehlo.reshape"))
+_MOVING = ("stablehlo.dynamic_update_slice", "stablehlo.reshape", "stablehlo.convolution")
+_without_moves = _calls_for(lambda op: op.name in _MOVING)
 _without_small_axes, _with_one_group = _by("sdy-remove-size-one-axes"), _by("sdy-sharding-group-import")
 
 

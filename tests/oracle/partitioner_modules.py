@@ -290,6 +290,11 @@ MOVING = {
         f"  %r = stablehlo.dynamic_update_slice %a, %u, %c, %c {{{laid(X)}}} : "
         f"({N}, tensor<2x8xf32>, tensor<i32>, tensor<i32>) -> {N}"
     ),
+    "an update within a part": _split(
+        f"  %c = stablehlo.constant dense<2> : tensor<i32>\n  %u = stablehlo.constant dense<1.0> : tensor<2x8xf32>\n"
+        f"  %r = stablehlo.dynamic_update_slice %a, %u, %c, %c {{{laid(X)}}} : "
+        f"({N}, tensor<2x8xf32>, tensor<i32>, tensor<i32>) -> {N}"
+    ),
     "an update of one element": _split(
         f"  %c = stablehlo.constant dense<1> : tensor<i32>\n  %u = stablehlo.constant dense<1.0> : tensor<1x8xf32>\n"
         f"  %r = stablehlo.dynamic_update_slice %a, %u, %c, %c {{{laid(X)}}} : "

@@ -110,6 +110,14 @@ func.func @main(%a: T {sdy.sharding = #sdy.sharding<@n, [{"x", "y", "z"}, {?}]>}
   return %a : T
 }""",
     ),
+    "an axis of size 1 before one that does not divide": (
+        "sdy-update-non-divisible-input-output-shardings",
+        """
+sdy.mesh @n = <["x"=3, "y"=1]>
+func.func @main(%a: T {sdy.sharding = #sdy.sharding<@n, [{"y", "x"}, {?}]>}) -> T {
+  return %a : T
+}""",
+    ),
     "a reshard behind a barrier": (
         "sdy-reshard-to-collectives",
         """

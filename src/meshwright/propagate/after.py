@@ -206,7 +206,7 @@ def dividing(size: int, axes: Axes) -> Axes:
     kept: list[AxisRef] = []
     for axis in axes:
         common = gcd(size, axis.size)
-        if common == 1:
+        if common == 1 != axis.size:
             break
         if common != axis.size:
             kept.append(axis.part(axis.pre, axis.pre * common))

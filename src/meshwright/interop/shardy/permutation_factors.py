@@ -47,7 +47,7 @@ def resolve_permutations(module: Any) -> None:
             if rule is not None:
                 moved = rule.permuted - _at_the_end(op, rule, operands, results) - _written_whole(op, rule, operands)
                 moved |= _misaligned(op, rule, operands, results)
-                moved |= _in_groups(op, rule)
+                moved |= _in_groups(op, rule) | _windowed(op, rule, operands)
                 _make_whole(op, rule, _with_others(rule, moved, operands, results), operands, results)
 
 
@@ -77,17 +77,30 @@ def _at_the_end(
 
 
 def _written_whole(op: Any, rule: Factors, operands: list[TensorSharding | None]) -> frozenset[str]:
-    """The dims along which all of what is written is on each device, which writes what comes into its part.
-
-    As in Shardy, only if one element is written along one of the split dims.
-    """
+    """The dims along which all of what is written is on each device, and comes into the part of one of them."""
     target, update = operands[0], operands[1] if len(operands) > 1 else None
     if op.name != "stablehlo.dynamic_update_slice" or target is None:
         return frozenset()
-    kept = [dim for dim in range(target.rank) if update is None or not update.dims[dim].axes]
-    if not any(target.dims[dim].axes and op.operands[1].type.shape[dim] == 1 for dim in kept):
-        return frozenset()
-    return frozenset(name for dim in kept for name in rule.operands[0][dim])
+    sizes, written = op.operands[0].type.shape, op.operands[1].type.shape
+    found: set[str] = set()
+    for dim, names in enumerate(rule.operands[0]):
+        if update is not None and update.dims[dim].axes:
+            continue
+        part, start = -(-sizes[dim] // total_size(target.dims[dim].axes)), _number(op.operands[2 + dim])
+        first = None if start is None else min(max(start, 0), sizes[dim] - written[dim])
+        if written[dim] == 1 or (first is not None and first // part == (first + written[dim] - 1) // part):
+            found.update(names)
+    return frozenset(found)
+
+
+def _number(value: Any) -> int | None:
+    """The number that a constant is; None for what is none."""
+    from jaxlib.mlir import ir
+
+    if isinstance(value.owner, ir.Block) or value.owner.operation.name not in ("stablehlo.constant", "sdy.constant"):
+        return None
+    attribute = ir.DenseElementsAttr(value.owner.operation.attributes["value"])
+    return int(ir.IntegerAttr(attribute.get_splat_value()).value)
 
 
 def _misaligned(
@@ -131,6 +144,18 @@ def _in_groups(op: Any, rule: Factors) -> frozenset[str]:
         rule.results[0][dims.output_feature_dimension],
     ]
     return frozenset(name for names in numbering if len(names) > 1 for name in names)
+
+
+def _windowed(op: Any, rule: Factors, operands: list[TensorSharding | None]) -> frozenset[str]:
+    """The dims of a convolution that nothing but the elements of its window is made of, and that are longer than it."""
+    if op.name != "stablehlo.convolution" or operands[0] is None:
+        return frozenset()
+    shape = op.operands[0].type.shape
+    return frozenset(
+        names[0]
+        for dim, names in enumerate(rule.operands[0])
+        if len(names) == 1 and rule.sizes[names[0]] != shape[dim] and operands[0].dims[dim].axes
+    )
 
 
 def _with_others(
