@@ -18,7 +18,7 @@ from meshwright.hardware.chips import Chip
 from meshwright.hardware.machines import named_machine
 from meshwright.hardware.topology import Topology
 from meshwright.search.layout.found import FoundLayout, FoundLayouts
-from meshwright.search.layout.improve import climb, near_bound, simulate_all, simulate_best
+from meshwright.search.layout.improve import climb, near_bound, simulate_all, simulate_best, simulate_likely
 from meshwright.search.layout.searching import Candidate, LayoutSearch, correct
 from meshwright.search.layout.step import Step, check_constraints
 from meshwright.search.layout.written import to_paste
@@ -133,7 +133,10 @@ def _searched(
             progress(" x ".join(map(str, sizes.values())))
         candidates += search.on(sizes)
     simulate_best(search, sorted(candidates, key=lambda one: one.seconds), meshes)
-    if near_bound(search) or not simulate_all(search, meshes):
+    if near_bound(search):
+        climb(search)
+    elif not simulate_all(search, meshes):
+        simulate_likely(search, meshes)
         climb(search)
     return _with_whole(search)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from math import inf, prod
@@ -25,6 +26,8 @@ TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
 MOST_TRIED = 48  # and layouts
 ENUMERATED = 256  # layouts of the arguments of a step: if there are no more, each is simulated,
 MOST_ENUMERATED = 8_000  # and that many equations of them
+ESTIMATED = 50_000  # equations of layouts of the arguments that are estimated, if that is all of them
+AS_FAST = 2  # of layouts for which the same is estimated, that are simulated: most are the same on other axes
 ORDERED = 16  # tries, for fewer of which it does not pay to estimate them first
 MESHES = 3  # on which that is done
 
@@ -118,10 +121,34 @@ def simulate_all(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> b
     return True
 
 
+def simulate_likely(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> None:
+    """Estimate every layout of arguments on meshes of one or two axes, if there are not too many, and simulate those
+    that are estimated to be the fastest: the best may differ in many arguments from every layout at hand."""
+    meshes = [sizes for sizes in meshes if len(sizes) < 3]
+    spaces = [[search.layouts(t, mesh_of(sizes)) for t in search.step.types] for sizes in meshes]
+    if search.short is not None or sum(prod(map(len, space)) for space in spaces) * search.equations > ESTIMATED:
+        return
+    changes = Changes(search, ordered=True)
+    found = [given for space in spaces for given in product(*space)]
+    found.sort(key=changes.seconds)
+    counts = Counter[str]()
+    most = len(search.made) + _tries(search)
+    for given in found:
+        seconds = f"{changes.seconds(given):.6g}"
+        counts[seconds] += 1
+        if counts[seconds] <= AS_FAST and len(search.made) < most:
+            search.simulated(given, search.machine(given[0].mesh.shape), {})
+
+
+def _tries(search: LayoutSearch) -> int:
+    """How many layouts of a step are simulated to improve on the best."""
+    return min(MOST_TRIED, TRIED // max(1, search.equations))
+
+
 def climb(search: LayoutSearch) -> None:
     """Change the shardings of few arguments at a time while that is better: of the best layouts on a few meshes, in
     turn, as far as a step is small enough to be simulated often."""
-    tries = min(MOST_TRIED, TRIED // max(1, search.equations))
+    tries = _tries(search)
     most = len(search.made) + (0 if near_bound(search) else tries)
     first: dict[Mesh, FoundLayout] = {}
     for one in sorted(search.made.values(), key=_rank):
