@@ -222,3 +222,25 @@ def test_a_donated_array_is_not_an_argument_again(mesh: Any, spread: bool) -> No
         assert error.value.what == "This array float32[8] was donated to a jitted function and no longer has contents."
         assert "test_jax_jit.py" in error.value.where
         assert error.value.fix == "use the function's result instead, or do not donate this argument"
+
+
+def test_the_gradient_of_an_embedding_is_summed_with_the_others(mesh: Any) -> None:
+    """Although its rows would be in parts after fewer bytes, before the optimizer needs them everywhere."""
+
+    def train(params: Any, mean: Any, tokens: Any) -> Any:
+        def loss(params: Any) -> Any:
+            hidden = jnp.take(params["embed"], tokens, axis=0)
+            return jnp.mean(jnp.tanh(hidden @ params["out"]) ** 2)
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        mean = jax.tree.map(lambda m, g: 0.9 * m + g * g, mean, gradient)
+        return value, jax.tree.map(lambda p, g, m: p - 0.1 * g / jnp.sqrt(m + 1), params, gradient, mean), mean
+
+    rng = np.random.default_rng(0)
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    params = {"embed": put(rng.normal(size=(512, 16)).astype(np.float32)), "out": put(np.ones((16, 8), np.float32))}
+    args = params, jax.tree.map(jnp.zeros_like, params), put(rng.integers(0, 512, (16, 64)), "data")
+    keep = put(0.0).sharding, *(jax.tree.map(lambda x: x.sharding, args[0]),) * 2
+    compiled = jit(train, out_shardings=keep).lower(*args).compile()
+    assert [(one.kind, len(one.values)) for one in compiled.collectives] == [("all_reduce", 3)]
+    same(compiled(*args), jax.jit(train, out_shardings=keep)(*args))

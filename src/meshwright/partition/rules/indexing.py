@@ -196,6 +196,9 @@ def _scatter(local: Localizer, eqn: Eqn) -> list[Version]:
         out = eqn.op(into, vectors, put, **params)
         return [Version(choice.results[0], out)]
 
+    in_place = local.choice(eqn, freed)
+    if not in_place.brought:  # among which are partial sums that are as cheap to take, whatever reads them
+        return run(in_place)
     strategies = [BlockStrategy(factors, nothing, run), BlockStrategy(freed, nothing, run)]
     return cheapest(local, eqn, strategies, plain=False)
 
