@@ -42,7 +42,7 @@ frontend:
 flax:
 	rm -rf $(APART)
 	$(PYTHON) -m venv $(APART)
-	$(APART)/bin/python -m pip install --quiet --constraint $(PINNED) ".[jax]" flax optax equinox pytest
+	$(APART)/bin/python -m pip install --quiet --constraint $(PINNED) ".[jax]" flax optax equinox pytest hypothesis
 	$(APART)/bin/python -m pytest tests/interop/test_from_jax_libraries.py tests/models/test_jax_scripts.py \
 		tests/models/test_jax_models_read.py -k "libraries or flax"
 	$(APART)/bin/python benchmarks/bench_flax.py
