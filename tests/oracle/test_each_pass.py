@@ -115,7 +115,11 @@ func.func @main(%a: T {sdy.sharding = #sdy.sharding<@n, [{"x", "y", "z"}, {?}]>}
         """
 sdy.mesh @n = <["x"=3, "y"=1]>
 func.func @main(%a: T {sdy.sharding = #sdy.sharding<@n, [{"y", "x"}, {?}]>}) -> T {
-  return %a : T
+  %0 = sdy.manual_computation(%a) in_shardings=[<@n, [{"y", "x"}, {}]>] out_shardings=[<@n, [{}, {}]>]
+      manual_axes={"y"} (%i: T) {
+    sdy.return %i : T
+  } : (T) -> T
+  return %0 : T
 }""",
     ),
     "a reshard behind a barrier": (

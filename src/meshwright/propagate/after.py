@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from math import gcd
 
@@ -181,13 +182,15 @@ def close_shardings(graph: Graph) -> None:
 def make_divisible(graph: Graph) -> None:
     """The arguments and results of functions and calls are split evenly."""
 
-    def divide(sharding: Known, shape: tuple[int, ...] | None) -> Known:
+    def divide(sharding: Known, shape: tuple[int, ...] | None, manual: tuple[str, ...] = ()) -> Known:
         if shape is None or len(shape) != len(sharding.dims):
             return sharding
         dims = []
         for size, dim in zip(shape, sharding.dims, strict=True):
             divides = size % total_size(dim.axes) == 0
-            dims.append(dim if divides else DimensionSharding(dividing(size, dim.axes), dim.is_open))
+            fixed = tuple(axis for axis in dim.axes if axis.name in manual)  # they divide it, and come first
+            kept = (*fixed, *dividing(size // total_size(fixed), dim.axes[len(fixed) :]))
+            dims.append(dim if divides else DimensionSharding(kept, dim.is_open))
         return graph.sharding(sharding.mesh, tuple(dims), sharding.replicated, sharding.unreduced, sharding.reduction)
 
     for function in graph.functions:
@@ -198,7 +201,7 @@ def make_divisible(graph: Graph) -> None:
                 if value.sharding is not None:
                     value.sharding = divide(value.sharding, value.shape)
         if op.kind is Kind.MANUAL:
-            _change_computation(op, divide)
+            _change_computation(op, partial(divide, manual=op.manual_axes))
 
 
 def dividing(size: int, axes: Axes) -> Axes:
@@ -206,7 +209,7 @@ def dividing(size: int, axes: Axes) -> Axes:
     kept: list[AxisRef] = []
     for axis in axes:
         common = gcd(size, axis.size)
-        if common == 1 != axis.size:
+        if common == 1:
             break
         if common != axis.size:
             kept.append(axis.part(axis.pre, axis.pre * common))
