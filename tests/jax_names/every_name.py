@@ -15,7 +15,6 @@ import warnings
 
 import jax
 import jax.experimental
-import jax.experimental.shard_alike
 import jax.flatten_util
 import jax.numpy as jnp
 import jax.scipy as jsp
@@ -994,7 +993,7 @@ checks(
     pmap_nested=lambda: np.asarray(jax.pmap(lambda x, y: x + y, in_axes=(0, None))(X[:4], V)),
     pmap_static=lambda: np.asarray(jax.pmap(lambda x, n: x * n, static_broadcasted_argnums=1)(X, 3)),
     pmap_grad=lambda: np.asarray(jax.pmap(jax.grad(lambda x: (x**2).sum()))(X)),
-    shard_alike=lambda: list(jax.experimental.shard_alike.shard_alike(jnp.ones(8), jnp.zeros(8))),
+    shard_alike=lambda: list(_shard_alike()(jnp.ones(8), jnp.zeros(8))),
     ragged=lambda: [
         lax.ragged_dot(X, np.ones((3, 8, 4), np.float32), np.array([2, 3, 3])),
         jax.grad(lambda a, b: (lax.ragged_dot(a, b, np.array([2, 3, 3])) ** 2).sum(), argnums=(0, 1))(
@@ -2044,6 +2043,12 @@ def iterated():
         next(reversed(jnp.arange(3))),
         2 in jnp.arange(3),
     )
+
+
+def _shard_alike():
+    from jax.experimental.shard_alike import shard_alike
+
+    return shard_alike
 
 
 def main():

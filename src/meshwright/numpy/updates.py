@@ -36,7 +36,7 @@ from meshwright.numpy.indexing import (
 from meshwright.numpy.logic import either, greater
 from meshwright.numpy.reductions import max as largest
 from meshwright.ops import basic, indexing
-from meshwright.ops.layout import whole_along
+from meshwright.ops.layout import laid_out, whole_along
 
 
 class At:
@@ -286,7 +286,7 @@ def _update_slice(x: Value, y: Value, items: Sequence[Item]) -> Value:
     elif y.type.shape != tuple(sizes):
         y = basic.reshape(y, shape=tuple(sizes))
     if y.type.shape == x.type.shape:
-        return y if x.type.weak else strong(y)
+        return laid_out(y if x.type.weak else strong(y), x.type)
     kind = dtypes.default_int()
     return apply(indexing.dynamic_update_slice, (x, y, *(to_array(np.asarray(s, kind)) for s in starts)), {})
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshwright import lax
 from meshwright import numpy as mnp
+from meshwright.core import dtypes
 from meshwright.core.op import REGISTRY
 from meshwright.core.trace import Array, Value
 from meshwright.core.types import TensorType
@@ -130,6 +131,9 @@ def _dot_general(x: Value, y: Value, dimension_numbers: Any, preferred_element_t
     contract, batch = (tuple(tuple(map(int, dims)) for dims in pair) for pair in dimension_numbers)
     dtype = None if preferred_element_type is None else np.dtype(preferred_element_type)
     if x.dtype != y.dtype:
+        mixed = dtypes.is_inexact(x.dtype) != dtypes.is_inexact(y.dtype) or dtypes.BOOL in (x.dtype, y.dtype)
+        if dtype is not None and mixed:
+            x, y = (REGISTRY["convert"](v, dtype=dtype, weak=False) for v in (x, y))
         return lax.dot_general(x, y, (contract, batch), preferred_element_type=dtype)
     return REGISTRY["dot_general"](x, y, contract=contract, batch=batch, dtype=None if dtype == x.dtype else dtype)
 
