@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """What is done wrong: ``drop``, ``change`` or ``late``, at which step of which kind."""
+    """What is done wrong: ``drop``, ``change`` or ``late`` at a step, of a kind; or ``unmet``, at a barrier."""
 
     how: str
     step: int
@@ -107,6 +107,12 @@ class Steps:
         self.mistake = mistake
         self.kinds: list[str] = []  # of the steps so far
         self.held: Callable[[], None] | None = None
+        self.barriers = 0
+
+    def meets(self) -> bool:
+        """Whether the next barrier is made."""
+        self.barriers += 1
+        return self.mistake is None or self.mistake[:2] != ("unmet", self.barriers - 1)
 
     def _next(self, kind: str) -> str:
         """What is done wrong in the next step."""
@@ -169,6 +175,8 @@ def build(k: Any, plan: Plan, mistake: Mistake | None = None, seen: list[Steps] 
             return lambda: acc.__setitem__(..., acc[...] + ref[index])
 
         def meet(semaphore: Any) -> None:
+            if not steps.meets():
+                return
             for shift in (-1, 1):
                 device = near(shift)
                 steps.do("signal", lambda device=device: k.pl.semaphore_signal(semaphore, 1, **to(device)))
@@ -263,7 +271,7 @@ def build(k: Any, plan: Plan, mistake: Mistake | None = None, seen: list[Steps] 
                 steps.do("wait", copy.wait_recv)
             steps.do("store", lambda: acc.__setitem__(..., rows[...].sum(axis=0)))
 
-        if plan.sends:
+        if plan.sends and steps.meets():
             barrier = k.pl.get_barrier_semaphore() if hasattr(k.pl, "get_barrier_semaphore") else None
             barrier = k.pltpu.get_barrier_semaphore() if barrier is None else barrier
             others = [near(shift) for shift in range(1, n)]
@@ -302,14 +310,15 @@ def build(k: Any, plan: Plan, mistake: Mistake | None = None, seen: list[Steps] 
     return lambda x, w: call(x, w)[0]
 
 
-def mistakes(kinds: list[str]) -> list[Mistake]:
+def mistakes(steps: Steps) -> list[Mistake]:
     """Every mistake that can be made in a kernel with these steps."""
-    found = []
+    found = [Mistake("unmet", n, "barrier") for n in range(steps.barriers)]
+    kinds = steps.kinds
     for step, kind in enumerate(kinds):
         if kind in ("slot", "neighbor"):
             found.append(Mistake("change", step, kind))
             continue
         found.append(Mistake("drop", step, kind))
-        if step + 1 < len(kinds) and kind in ("wait", "signal", "store"):
+        if step + 1 < len(kinds) and kind in ("wait", "signal", "store", "add"):
             found.append(Mistake("late", step, kind))
     return found

@@ -43,7 +43,7 @@ def mistakes_of(seed: int) -> list[Mistake]:
     seen: list[Steps] = []
     run(plan(seed), None, seen=seen)
     assert len({tuple(steps.kinds) for steps in seen}) == 1
-    return mistakes(seen[0].kinds)
+    return mistakes(seen[0])
 
 
 def check_right(seed: int, debug: Any) -> None:
@@ -61,7 +61,7 @@ def check_wrong(seed: int, mistake: Mistake) -> bool:
     assert mistake.how != "drop" or mistake.kind not in NEEDED | {"result"}, f"{mistake} of {one} is not found"
     again = run(one, pl.Debug(schedules=24, seed=1, races=False), mistake)
     np.testing.assert_array_equal(found, again, err_msg=f"{mistake} of {one}")
-    if mistake.how == "late" and mistake.kind in NEEDED:
+    if mistake.how == "unmet" or (mistake.how == "late" and mistake.kind in NEEDED):
         np.testing.assert_array_equal(found, expected(one), err_msg=f"{mistake} of {one}")
     return False
 
@@ -84,7 +84,7 @@ def test_many_right_kernels_over_many_schedules(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", range(100, 130))
 def test_every_mistake_of_many_kernels(seed):
     found = [check_wrong(seed, mistake) for mistake in mistakes_of(seed)]
     assert sum(found) >= len(found) / 2
@@ -97,11 +97,15 @@ SEEDS = range(40)
 def by_jax() -> dict[str, np.ndarray]:
     """The results of JAX's interpreter, in a process with enough threads."""
     code = """
-import sys
+import importlib, sys
 from types import SimpleNamespace
 import jax, jax.numpy as jnp, numpy as np
 import jax.experimental.pallas as pl, jax.experimental.pallas.tpu as pltpu
+from jax._src.pallas.mosaic import tpu_info
 from tests.kernel.random_kernels import build, operands, plan
+# Pipelines ask the chip how it lays out memory.
+chips = tpu_info if hasattr(tpu_info, "_get_tpu_info_impl") else importlib.import_module("jax._src.tpu_info")
+tpu_info.registry["cpu"] = lambda: chips._get_tpu_info_impl(chips.ChipVersion.TPU_V5E, 1)
 k = SimpleNamespace(np=jnp, pl=pl, pltpu=pltpu, lax=jax.lax, struct=jax.ShapeDtypeStruct,
                     options={"interpret": pltpu.InterpretParams()})
 found = {}
