@@ -111,7 +111,8 @@ k = SimpleNamespace(np=jnp, pl=pl, pltpu=pltpu, lax=jax.lax, struct=jax.ShapeDty
 found = {}
 for seed in map(int, sys.argv[2:]):
     one = plan(seed)
-    mesh = jax.make_mesh((one.devices,), ("x",), devices=jax.devices()[: one.devices])
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((one.devices,), ("x",), devices=jax.devices()[: one.devices], axis_types=auto)
     rows = jax.sharding.PartitionSpec("x")
     call = build(k, one)
     f = jax.shard_map(lambda x, w: call(x[0], w[0])[None], mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
