@@ -22,7 +22,7 @@ from meshwright.sharding.mesh import Mesh
 from meshwright.sharding.named import TensorSharding
 from tests import versions
 from tests.oracle import each_pass
-from tests.oracle.partitioner_modules import PADDED
+from tests.oracle.partitioner_modules import MOVING, PADDED
 from tests.oracle.shardy import apply, refuses
 from tests.sharding.random_shardings import Case
 from tests.sharding.shardy import sharding_verdict
@@ -111,6 +111,10 @@ EXAMPLES[versions.EXPORT] = lambda: by_shardy(
 EXAMPLES[versions.PADDING] = lambda: (
     each_pass.by_shardy(PADDED["a constant"], "sdy-pad-for-divisibility")
     == each_pass.by_us(PADDED["a constant"], "sdy-pad-for-divisibility")
+)
+EXAMPLES[versions.RESOLVING] = lambda: (
+    each_pass.by_shardy(MOVING["an update of a part"], each_pass.RESOLVE)
+    == each_pass.by_us(MOVING["an update of a part"], each_pass.RESOLVE)
 )
 EXAMPLES[versions.LOCAL] = lambda: by_shardy(
     f"""{MESH}func.func @main(%a: {T} {{sdy.sharding = #sdy.sharding<@mesh, [{{}}, {{}}]>}}) -> {T} {{

@@ -76,6 +76,11 @@ PADDING = Change(
     (0, 12, 0),
     "collectives, calls and reductions are padded, too, nothing of the conversion is left; rules stay on fewer ops",
 )
+RESOLVING = Change(
+    "sdy-resolve-permutation-factors",
+    (0, 12, 0),
+    "updates that come into several parts, reshapes of dims that would not be padded alike, and convolutions in groups",
+)
 PASSES = (CONSTRAINTS, FUNCTION_RESULTS, VERIFICATION)
 UNREDUCED_TEXT = Change("unreduced{…}", (0, 11, 0), "the sign = may be left out; there are unreduced=max{…} and min")
 
@@ -109,7 +114,7 @@ UNREDUCED_KIND = Change(
 )
 
 CHANGES = (
-    *RULES.values(), *PASSES, CALLS, CALL_SUMS, EXPORT, LOCAL, PADDING, UNEVEN, UNREDUCED_TEXT,
+    *RULES.values(), *PASSES, CALLS, CALL_SUMS, EXPORT, LOCAL, PADDING, RESOLVING, UNEVEN, UNREDUCED_TEXT,
     CROSS, SINC, HYPOT, SIGN, NEXTAFTER, TRI, LOG2, DIGAMMA, LOG1P, GUMBEL, GUMBEL_HALF,
     COMPLEX_MAXIMUM, ABSTRACT_MESH, UNREDUCED_KIND,
 )  # fmt: skip

@@ -34,7 +34,7 @@ from tests.oracle.apart import apart
 from tests.oracle.interpreter import with_general_dots
 from tests.oracle.random_modules import EVERYTHING, Recipe, random_module
 from tests.oracle.shardy import LEFT_OUT, PIPELINE, context, newest_rules, piped, piped_by_us
-from tests.versions import CALL_SUMS, CALLS, CONSTRAINTS, FUNCTION_RESULTS, PADDING, UNEVEN, older_than
+from tests.versions import CALL_SUMS, CALLS, CONSTRAINTS, FUNCTION_RESULTS, PADDING, RESOLVING, UNEVEN, older_than
 
 CANONICALIZE = "canonicalize{enable-patterns=sdy-collective}"
 INSERT, COLLECTIVES = "sdy-insert-explicit-reshards", "sdy-reshard-to-collectives"
@@ -264,7 +264,7 @@ def _is_changed(step: Step, theirs: Outcome, ours: Outcome) -> bool:
     """Whether the pass, or one of a pipeline, is not yet as it is in the newest version, and that is all."""
     if step.name in _PIPELINES:
         return older_than(CALLS) and _do_the_same(step.given, step.name)
-    if step.name == RESOLVE and older_than(PADDING):
+    if step.name == RESOLVE and older_than(RESOLVING):
         return _same_after(step, _without_moves)
     if step.name == FUNCTION_RESULTS.name and older_than(FUNCTION_RESULTS):
         return _without_main_head(theirs.text) == _without_main_head(ours.text)

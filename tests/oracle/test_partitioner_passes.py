@@ -27,7 +27,7 @@ from tests.oracle.partitioner_modules import (
     single,
 )
 from tests.oracle.random_modules import random_module
-from tests.versions import PADDING, older_than
+from tests.versions import PADDING, RESOLVING, older_than
 
 PAD, RESOLVE = "sdy-pad-for-divisibility", "sdy-resolve-permutation-factors"
 BATCH, MERGE = "sdy-explicit-gather-scatter-batching", "sdy-remove-all-gather-reduce-scatter-for-cmv1"
@@ -42,8 +42,7 @@ CASES = [
 ]
 
 
-# What is resolved differently since the version that pads differently.
-SINCE_PADDING = [
+SINCE_RESOLVING = [
     what for what in MOVING if what.startswith(("an update", "a convolution of groups", "a reshape of dims"))
 ]
 
@@ -52,8 +51,10 @@ SINCE_PADDING = [
 def test_a_module_comes_out_as_from_shardy(name: str, what: str, text: str) -> None:
     if not is_installed(name):
         pytest.skip("the installed Shardy does not have this pass")
-    if (name == PAD or what in SINCE_PADDING) and older_than(PADDING):
+    if name == PAD and older_than(PADDING):
         pytest.skip(PADDING.what)
+    if what in SINCE_RESOLVING and older_than(RESOLVING):
+        pytest.skip(RESOLVING.what)
     assert by_us(text, name) == by_shardy(text, name)
 
 
