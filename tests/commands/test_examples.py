@@ -125,3 +125,14 @@ def test_a_filter_that_can_match_nothing_is_refused(capsys: Printed) -> None:
         "--kind is 'alltoall'.\n  why:  there are all_gather, all_reduce, all_to_all, permute, reduce_scatter\n"
         "  fix:  --kind all_to_all\n"
     )
+    assert main(["explain", "model.py:example", "--line", "modle.py:9"]) == 2
+    found = capsys.readouterr().err.splitlines()
+    assert found[0] == "--line is 'modle.py:9'."
+    assert found[1].startswith("  why:  collectives are of model.py:")
+    assert found[2] in {
+        f"  fix:  --line {line}" for line in found[1].removeprefix("  why:  collectives are of ").split(", ")
+    }
+    assert main(["explain", "model.py:example", "--scope", "layers"]) == 2
+    assert capsys.readouterr().err == (
+        "--scope is 'layers'.\n  why:  no collective is in a scope\n  fix:  meshwright explain model.py:example\n"
+    )

@@ -118,6 +118,24 @@ def test_a_spec_with_more_entries_than_dims():
     assert eval(fix, {"mw": mw}) == mw.P("x", None, unreduced={"z"})
 
 
+@pytest.mark.parametrize(
+    ("written", "fits"),
+    [
+        ((None, None, "x"), "mw.P(None, 'x')"),
+        (("x", None, None), "mw.P('x', None)"),
+        (("x", "y", "z"), "mw.P('x', 'y')"),
+    ],
+)
+def test_a_struct_of_fewer_dims_than_its_spec_is_refused_where_it_is_made(written, fits):
+    sharding = mw.NamedSharding(MESH, mw.P(*written))
+    with pytest.raises(sharding_check.RankError) as caught:
+        mw.ShapeDtypeStruct((4, 8), "float32", sharding=sharding)
+    assert caught.value.what == "The sharding has 3 dims and the tensor 2."
+    assert str(caught.value.where).startswith("test_error_messages.py:")
+    assert caught.value.why == f"{mw.P(*written)!r} says for each dim how it is sharded, and the shape is (4, 8)"
+    assert caught.value.fix == fits
+
+
 def test_the_mesh_of_one_device_and_the_mesh_that_is_missing():
     one = Mesh.parse("@one = <[], device_ids=[3]>")
     assert message("sharding<@one, [{}]>", one) == (

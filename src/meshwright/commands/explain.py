@@ -12,7 +12,7 @@ from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.progress import working
 from meshwright.commands.user_code import CALL, called, compiled, kind_of
 from meshwright.compile.compiled import Compiled
-from meshwright.compile.explain import Filter
+from meshwright.compile.explain import EVERYTHING, Explanation, Filter
 from meshwright.compile.sharding_reasons import ShardingReasons
 from meshwright.errors import MeshwrightError
 
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
             found = result.explanation(hardware)
             found.cheaper()
         wanted = Filter(args.axis, args.kind, args.line, args.scope, args.top)
+        _check_some(args, found, wanted)
         print(json.dumps(found.to_json(wanted), indent=2, ensure_ascii=False) if args.json else found.text(wanted))
         return 0
     with as_typed():
@@ -78,6 +79,21 @@ def _check_filters(args: argparse.Namespace, result: Compiled) -> None:
             near = get_close_matches(given.replace("-", "_"), known, 1) or known
             raise MeshwrightError(
                 f"--{option} is {given!r}.", why=f"there are {', '.join(known)}", fix=f"--{option} {near[0]}"
+            )
+
+
+def _check_some(args: argparse.Namespace, found: Explanation, wanted: Filter) -> None:
+    """Refuse a line or a scope that no collective is of."""
+    scopes = dict.fromkeys(scope for one in found.findings for scope in one.around)
+    lines = dict.fromkeys(row.line for row in found.rows())
+    for option, given, known in (("line", args.line, lines), ("scope", args.scope, scopes)):
+        alone = EVERYTHING._replace(**{option: given})
+        if given is not None and found.findings and not found.rows(alone):
+            near = get_close_matches(given, known, 1) or list(known)
+            raise MeshwrightError(
+                f"--{option} is {given!r}.",
+                why=f"collectives are of {', '.join(list(known)[:5])}" if known else f"no collective is in a {option}",
+                fix=f"--{option} {near[0]}" if near else f"meshwright explain {args.program}",
             )
 
 

@@ -457,7 +457,7 @@ class NamedSharding:
             f"The sharding has {self._tensor.rank} dim{'s' * (self._tensor.rank != 1)} and the tensor {ndim}.",
             where=here(),
             why=f"{self.spec!r} says for each dim how it is sharded, and {known}",
-            fix=pasted(self.spec.update(self.spec.partitions[:ndim])),
+            fix=pasted(self.spec.update(_fitted(self.spec.partitions, ndim))),
         )
 
     def typed(self, type: TensorType) -> TensorType:
@@ -564,6 +564,16 @@ def type_sharding(mesh: BaseMesh, dims: tuple[Axes, ...]) -> TensorSharding | No
     if not any(dims):
         return None
     return TensorSharding.unchecked(mesh, tuple(DimensionSharding(merged(axes)) for axes in dims))
+
+
+def _fitted(partitions: Sequence[Any], ndim: int) -> tuple[Any, ...]:
+    """Entries for fewer dims: those that split nothing are left out first, from the end and then from the beginning."""
+    kept = list(partitions)
+    while len(kept) > ndim and kept[-1] is None:
+        kept.pop()
+    while len(kept) > ndim and kept[0] is None:
+        kept.pop(0)
+    return tuple(kept[:ndim])
 
 
 def _find_mesh(name: str, given: Any, where: str) -> BaseMesh:
