@@ -13,6 +13,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.cli import main
+from meshwright.compile.diff import Amount, ChangedRow
 from meshwright.errors import CommunicationError
 from meshwright.testing import assert_comms
 
@@ -57,6 +58,12 @@ def test_collectives_that_appear_go_and_grow() -> None:
     text = str(diff)
     assert text.startswith("a step: ") and "\nwent:\n    all_reduce over model: 3 ×, " in text
     assert json.loads(json.dumps(diff.to_json())) == diff.to_json()
+
+
+def test_collectives_of_several_layers_have_a_name_for_all() -> None:
+    record = {"value": "params[3]['w'] f32[64]"}
+    assert ChangedRow(record, Amount(), Amount(4, 256, 1e-6)).value == "params[*]['w'] f32[64]"
+    assert ChangedRow(record, Amount(), Amount(1, 64, 1e-6)).value == "params[3]['w'] f32[64]"
 
 
 def test_the_same_program_has_no_difference_and_larger_arrays_grow() -> None:

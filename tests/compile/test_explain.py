@@ -159,6 +159,40 @@ def test_equal_layers_are_one_row_that_names_the_line_outside_of_helpers() -> No
     assert {one.direction for one in found.findings} == {"forward", "backward"}
 
 
+def test_reasons_name_the_lines_that_are_no_helpers_and_where_the_axes_of_a_mismatch_are_written() -> None:
+    """`down` is split along its columns, `up` too: the rows of `down` meet what `up` left split."""
+    compiled = layered((None, "model"), layers=2)
+    found = compiled.explanation("tpu v5e", tries=False)
+    helper = product.__code__.co_firstlineno + 2
+    assert any(f"test_explain.py:{helper}" in one.why for one in compiled.collectives)
+    assert not any(f"test_explain.py:{helper} " in one.why for one in found.findings)
+    lines = [line.strip() for line in found.text().splitlines() if line.strip().startswith("model is written on ")]
+    sides = {f"dim 1 of params['layers'][*]['{name}']" for name in ("up", "down")}
+    assert any(sides <= set(line.removeprefix("model is written on ").split(", ")) for line in lines), lines
+
+
+def test_values_that_were_combined_into_several_collectives_are_one_row() -> None:
+    """Gradients of twelve weights, in collectives of about 50 MB each."""
+    mesh = mw.make_mesh((4,), ("data",))
+    weights = [mw.ShapeDtypeStruct((2048, 2048), "float32", sharding=mw.NamedSharding(mesh, mw.P()))] * 12
+    x = mw.ShapeDtypeStruct((65536, 2048), "float32", sharding=mw.NamedSharding(mesh, mw.P("data")))
+
+    def loss(weights: Any, x: Any) -> Any:
+        for w in weights:
+            x = mnp.tanh(x @ w)
+        return (x**2).sum()
+
+    def update(weights: Any, x: Any) -> Any:
+        return mw.tree.map(lambda w, g: w - 0.1 * g, weights, mw.grad(loss)(weights, x))
+
+    compiled = mw.jit(update).lower(weights, x).compile()
+    assert len(compiled.collectives) > 1
+    (row,) = compiled.explanation("tpu v5e", tries=False).rows(Filter(kind="all_reduce"))
+    assert len(row.members) == row.times == len(compiled.collectives)
+    assert row.value.startswith("12 gradients: weights[") and row.value.endswith(", …")
+    assert row.why.endswith(f"(and 11 more sums, in {row.times} collectives)")
+
+
 def test_what_is_wanted_is_chosen_by_axis_kind_line_scope_and_number() -> None:
     compiled = layered(layers=2)
     every = compiled.explain(json=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from meshwright.chart.amounts import size_text, time_text
-from meshwright.compile.value_names import general
+from meshwright.compile.value_names import general, of_any_index
 
 SCHEMA = "meshwright.diff/1"
 _TOTALS = {
@@ -62,7 +62,16 @@ class ChangedRow(NamedTuple):
         else:
             amounts = f"{self.before.text()} → {self.after.text()}"
         where = " ".join([one["line"] or "", *(["backward"] if one["direction"] == "backward" else [])])
-        return [f"{head}: {amounts}  {where}".rstrip(), f"    {one['value']}: {one['why']}"]
+        return [f"{head}: {amounts}  {where}".rstrip(), f"    {self.value}: {one['why']}"]
+
+    @property
+    def value(self) -> str:
+        """What is moved; of several, by a name for all: ``params[*]['w']``."""
+        value: str = self.record["value"]
+        if max(self.before.times, self.after.times) == 1 or self.record.get("values", 1) > 1:
+            return value
+        name, space, kind = value.rpartition(" ")
+        return of_any_index(name) + space + kind
 
     def to_json(self) -> dict[str, Any]:
         kept = ("kind", "axes", "line", "scopes", "direction", "value", "why")
