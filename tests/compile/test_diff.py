@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,11 @@ def test_pytest_writes_snapshots_by_an_option(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [run.returncode for run in runs] == [0, 0], [run.stdout for run in runs]
     assert list(json.loads((tmp_path / "comms.json").read_text())["programs"]) == ["test_model.py::test_step"]
+
+
+def test_parts_of_an_axis_that_are_all_of_it_are_the_axis() -> None:
+    (one,) = compiled(("model",)).collectives[:1]
+    in_parts = replace(one, axes=("model:(1)2", "model:(2)2"))
+    assert one.whole_axes == in_parts.whole_axes == ("model",)
+    assert replace(one, axes=("model:(2)2", "data")).whole_axes == ("model:(2)2", "data")
+    assert in_parts.seconds("h100") > 0

@@ -279,7 +279,7 @@ class Explanation:
             time_text(row.seconds),
             f"{share:.0%}" if share is not None else "–",
             ring or c.kind,
-            ",".join(whole_axes(c)),
+            ",".join(c.whole_axes),
             row.bytes_text,
             str(row.times),
             row.line,
@@ -396,16 +396,6 @@ class Explanation:
             shown = {id(one) for row in self.rows(wanted) for one in row.members}
             return [one.record() for one in self.findings if id(one) in shown]
         return [one.record() for one in self.findings if wanted.wants(one)]
-
-
-def whole_axes(c: Collective) -> list[str]:
-    """The axes of a collective, all parts of one as the whole."""
-    found: dict[str, int] = {}
-    for axis in c.axes:
-        name, _, part = axis.partition(":")
-        found[name] = found.get(name, 1) * (int(part.rpartition(")")[2]) if part else c.mesh.shape.get(name, 1))
-    whole = [name for name, size in found.items() if c.mesh.shape.get(name) == size]
-    return list(dict.fromkeys(axis.partition(":")[0] if axis.partition(":")[0] in whole else axis for axis in c.axes))
 
 
 def _root(name: str) -> str:

@@ -80,10 +80,11 @@ class Finding:
         c = self.collective
         if self.is_combined:
             inside = (*map(str, c.loops), *map(str, c.within))
-            return c.kind, c.axes, c.overlap, self.direction, inside, self.exposed_seconds is None
+            return c.kind, c.whole_axes, c.overlap, self.direction, inside, self.exposed_seconds is None
         return (
-            c.kind, c.axes, c.bytes_received_per_device, c.overlap, self.why, self.stack.show()[:1], self.direction,
-            tuple(map(general, self.around)), general(self.name), self.made_by, c.values, self.exposed_seconds is None,
+            c.kind, c.whole_axes, c.bytes_received_per_device, c.overlap, self.why, self.stack.show()[:1],
+            self.direction, tuple(map(general, self.around)), general(self.name), self.made_by, c.values,
+            self.exposed_seconds is None,
         )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class Finding:
         c = self.collective
         return {
             "kind": c.kind,
-            "axes": list(c.axes),
+            "axes": list(c.whole_axes),
             "bytes": c.bytes_received_per_device,
             "seconds": self.seconds,
             "share": self.share,

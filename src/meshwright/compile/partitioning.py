@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from math import prod
 from typing import Any, NamedTuple
@@ -69,6 +70,17 @@ class Collective:
     loops: tuple[LoopAround, ...] = ()
     reason: CollectiveReason | None = None
     result: Var | None = None
+
+    @cached_property
+    def whole_axes(self) -> tuple[str, ...]:
+        """The axes, all parts of one as the whole: ``("model:(1)2", "model:(2)2")`` is ``("model",)``."""
+        found: dict[str, int] = {}
+        for axis in self.axes:
+            name, _, part = axis.partition(":")
+            found[name] = found.get(name, 1) * (int(part.rpartition(")")[2]) if part else self.mesh.shape.get(name, 1))
+        whole = {name for name, size in found.items() if self.mesh.shape.get(name) == size}
+        names = ((axis.partition(":")[0], axis) for axis in self.axes)
+        return tuple(dict.fromkeys(name if name in whole else axis for name, axis in names))
 
     @property
     def var(self) -> Atom | None:

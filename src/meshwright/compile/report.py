@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from meshwright.compile.explain import Explanation, whole_axes
+from meshwright.compile.explain import Explanation
 from meshwright.compile.findings import Hidden, Measured
 from meshwright.compile.stacks import StackFolder
 from meshwright.compile.value_names import of_any_index
@@ -30,7 +30,7 @@ def report_data(found: Explanation, title: str) -> dict[str, Any]:
     listed = [
         {
             **one.record(),
-            "axes": whole_axes(one.collective),
+            "axes": one.collective.whole_axes,
             "exposed_seconds": one.exposed_seconds,
             "values": len(one.collective.values),
             "var": numbers.get(one.collective.var) if one.collective.var is not None else None,
@@ -78,7 +78,7 @@ def _totals(found: Explanation) -> dict[str, Any]:
     for c in dearest(found.collectives):
         nbytes, seconds = c.bytes_received_per_device * c.times, c.seconds(found.machine) * c.times
         received += nbytes
-        for sums, key in ((by_axis, ",".join(whole_axes(c))), (by_kind, c.kind)):
+        for sums, key in ((by_axis, ",".join(c.whole_axes)), (by_kind, c.kind)):
             total = sums.setdefault(key, [0, 0.0])
             total[0] += nbytes
             total[1] += seconds

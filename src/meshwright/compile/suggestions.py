@@ -162,7 +162,7 @@ def suggestions(
     groups: dict[Any, list[int]] = {}
     for n, c in enumerate(placed.collectives):
         if id(c) in counted:
-            groups.setdefault((c.kind, c.axes, c.bytes_received_per_device, c.source, c.why), []).append(n)
+            groups.setdefault((c.kind, c.whole_axes, c.bytes_received_per_device, c.source, c.why), []).append(n)
     order = sorted(groups.values(), key=lambda group: -sum(cost[id(placed.collectives[n])] for n in group))
     for group in order:
         found: list[Suggestion] = []

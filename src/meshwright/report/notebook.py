@@ -73,7 +73,14 @@ def compiled_html(compiled: Compiled) -> str:
     rows["collectives"] = f"{count:,}, {size_text(received)} received per device" if sent else "none"
     largest = sorted(sent, key=lambda one: -one.times * one.bytes_received_per_device)[:MOST_ROWS]
     table = [
-        (one.kind, ", ".join(one.axes), size_text(one.bytes_received_per_device), one.times, one.source or "", one.why)
+        (
+            one.kind,
+            ", ".join(one.whole_axes),
+            size_text(one.bytes_received_per_device),
+            one.times,
+            one.source or "",
+            one.why,
+        )
         for one in largest
     ]
     heads = ("kind", "axes", "bytes", "times", "line", "why")
