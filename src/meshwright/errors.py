@@ -50,8 +50,9 @@ class StaticError(MeshwrightError, ValueError):
     """A static argument that cannot be one."""
 
 
-class DonatedError(MeshwrightError, RuntimeError):
-    """An array used after its memory was given away."""
+class DonatedError(MeshwrightError, RuntimeError, ValueError):
+    """An array used after its memory was given away: JAX raises the one where an op is given it, and the other where a
+    jitted function is."""
 
 
 class DifferentiationError(MeshwrightError, TypeError):
