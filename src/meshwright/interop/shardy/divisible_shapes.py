@@ -30,7 +30,7 @@ from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules
 from meshwright.interop.shardy.problem_reader import place_of
 from meshwright.interop.shardy.value_shardings import ValueShardings, manual_axes
-from meshwright.interop.stablehlo.context import Types, context, integers, string
+from meshwright.interop.stablehlo.context import Types, context, integer, integers, string
 from meshwright.interop.stablehlo.ops import body_operation
 from meshwright.sharding.axes import total_size
 from meshwright.sharding.named import TensorSharding
@@ -237,6 +237,8 @@ class _Padder:
         rule = self._unpadded(op, lambda: self._rules(op))
         if rule is None:
             raise self._refused(op, "it has no sharding rule, and may do anything with what is behind the end")
+        if op.name == "stablehlo.convolution" and self._is_grouped(op, made[0]):
+            raise self._refused(op, "its groups are counted by the sizes of its features")
         if op.name == "stablehlo.pad":
             self._pad(op, rule, made[0])
         elif op.name == "stablehlo.slice":
@@ -249,6 +251,20 @@ class _Padder:
             self._retype(value, shape)
         if RULE in op.attributes:
             del op.attributes[RULE]  # it has the sizes of before
+
+    def _is_grouped(self, op: Any, made: Shape) -> bool:
+        """Whether a convolution is several side by side, and a dim that they are counted by is padded."""
+        from jaxlib.mlir.dialects import stablehlo
+
+        if all(integer(op.attributes[f"{kind}_group_count"]) == 1 for kind in ("feature", "batch")):
+            return False
+        dims = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+        value, kernel = (set(self._padding(one)) for one in op.operands)
+        counted = {dims.input_feature_dimension}
+        if integer(op.attributes["batch_group_count"]) > 1:
+            counted.add(dims.input_batch_dimension)
+        grows = made[dims.output_feature_dimension] != op.results[0].type.shape[dims.output_feature_dimension]
+        return bool(value & counted or kernel) or grows
 
     def _unpadded(self, op: Any, rule: Callable[[], Factors | None]) -> Factors | None:
         """The rule of an op for the shapes that its operands had before."""

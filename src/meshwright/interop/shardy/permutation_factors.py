@@ -108,7 +108,9 @@ def _misaligned(
 ) -> frozenset[str]:
     """The factors of dims that are merged, and would not be padded alike."""
     new: dict[str, int] = {}
-    found = set()
+    found: set[str] = set()
+    split: set[str] = set()
+    uneven: list[tuple[str, ...]] = []
     for dims, values, shardings in ((rule.operands, op.operands, operands), (rule.results, op.results, results)):
         for names_of, value, sharding in zip(dims, values, shardings, strict=True):
             for number, names in enumerate(names_of):
@@ -120,10 +122,13 @@ def _misaligned(
                 parts = total_size(sharding.dims[number].axes) if sharding is not None else 1
                 rest = prod(rule.sizes[name] for name in names[1:])
                 longer = -(-size // parts) * parts
-                if len(names) > 1 and longer != size and parts > rule.sizes[names[0]]:
-                    found.add(names[0])  # its minor part is split, too
+                if parts > 1:
+                    split.add(names[0])
+                if len(names) > 1 and longer != size:
+                    uneven.append(names)
                 if longer % rest or new.setdefault(names[0], longer // rest) != longer // rest:
                     found.add(names[0])
+    found.update(names[0] for names in uneven if split & set(names[1:]))  # a minor part is split by itself
     merged = [names for dims in (*rule.operands, *rule.results) for names in dims if len(names) > 1]
     return frozenset(name for names in merged if found & set(names) for name in names)
 
