@@ -136,3 +136,13 @@ def test_a_filter_that_can_match_nothing_is_refused(capsys: Printed) -> None:
     assert capsys.readouterr().err == (
         "--scope is 'layers'.\n  why:  no collective is in a scope\n  fix:  meshwright explain model.py:example\n"
     )
+
+
+def test_without_hints_nothing_is_tried(capsys: Printed) -> None:
+    assert main(["explain", "model.py:example"]) == 0
+    with_hints = capsys.readouterr().out.splitlines()
+    assert main(["explain", "model.py:example", "--no-hints"]) == 0
+    without = capsys.readouterr().out.splitlines()
+    left_out = ("    instead: ", "    next best: ", "cheaper:", "    lay out ")
+    assert set(without) <= set(with_hints)
+    assert not any(line.startswith(left_out) for line in without)

@@ -45,6 +45,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--line", metavar="FILE.py:N", help="those that a line leads to alone")
     parser.add_argument("--scope", metavar="NAME", help="those in a named scope alone, or in a loop: 'scan'")
     parser.add_argument("--top", type=int, metavar="N", help="at most so many rows, those that take longest")
+    parser.add_argument("--no-hints", action="store_true", help="answer at once: other shardings are not tried")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         hardware = read_machine(args.hardware) if args.hardware else None
         _check_filters(args, result)
         with working("trying other shardings"):
-            found = result.explanation(hardware)
+            found = result.explanation(hardware, tries=not args.no_hints)
             found.cheaper()
         wanted = Filter(args.axis, args.kind, args.line, args.scope, args.top)
         _check_some(args, found, wanted)
