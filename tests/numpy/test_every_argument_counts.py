@@ -28,6 +28,7 @@ WITHOUT_EFFECT = {
     "histogram_bin_edges": {"weights": "equal bins have no weights"},
     "polyval": {"unroll": "how a loop is written"},
     "polynomial": {"unroll": "how a loop is written"},
+    "to_device": {"stream": "there are none"},
     "device_put": {"src": "arrays know where they are", "donate": "a permission"},
     "from_dlpack": {"copy": "arrays do not change"},
     "_sum_dtype": {"x64": "a key of its cache"},

@@ -17,7 +17,6 @@ from meshwright.core.source import here, traced_apart
 from meshwright.core.trace import Array, Tracer, Value, close, leaked, state, to_array, trace
 from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError, TracerError, TreeError
-from meshwright.sharding.named import NamedSharding
 from meshwright.transform.simplify import dce
 
 
@@ -38,7 +37,7 @@ class ShapeDtypeStruct:
             from meshwright.arrays.device_put import check_places
 
             check_places((sharding,))
-        if isinstance(sharding, NamedSharding):
+        if hasattr(sharding, "shard_shape"):
             sharding.shard_shape(type.shape)  # refuses more dims than there are, at this line
         self.type = sharding.typed(type) if hasattr(sharding, "typed") else type
         self.sharding = sharding

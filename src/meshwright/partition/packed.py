@@ -10,7 +10,6 @@ from meshwright.core.op import Op
 from meshwright.core.program import Atom, Eqn, Params, Var
 from meshwright.core.source import Source
 from meshwright.ops.basic import reshape, transpose
-from meshwright.ops.collective import all_gather, all_gather_invariant
 from meshwright.ops.shape import concatenate, slice_
 
 SMALL_BYTES = 1 << 16  # of what is gathered: above, the copies cost what a collective does
@@ -18,7 +17,8 @@ SMALL_BYTES = 1 << 16  # of what is gathered: above, the copies cost what a coll
 
 def gather_bucket(eqn: Eqn, known: Mapping[Var, Any]) -> Any:
     """Gathers of one bucket can be one collective; None for what is none, is large, or was written by the user."""
-    if eqn.op not in (all_gather, all_gather_invariant) or eqn.outputs[0] not in known:
+    kind = eqn.op.collective
+    if kind != "all_gather" or eqn.outputs[0] not in known:
         return None
     if not 0 < eqn.outputs[0].type.nbytes <= SMALL_BYTES:
         return None

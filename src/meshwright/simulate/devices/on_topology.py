@@ -128,7 +128,8 @@ class OnTopology:
         elif eqn.op is GATHER:
             cost = self.spread(SCATTER, tensor_of(eqn.outputs[0]).nbytes, target, members)
         else:
-            whole = nbytes * (len(members) if eqn.op.collective == "all_gather" else 1)
+            kind = eqn.op.collective
+            whole = nbytes * (len(members) if kind == "all_gather" else 1)
             cost = self.collective(eqn.op.name, whole, members)
         return dict.fromkeys(devices, cost)
 
