@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.arrays.tracing import make_program
 from meshwright.compile.compiled import Compiled
 from meshwright.core import tree
+from meshwright.core.dtypes import KEY
 from meshwright.core.source import here
 from meshwright.engine.device_arrays import needed
 from meshwright.engine.xla import on_devices, runner
@@ -67,6 +68,14 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
             fix="to_jax(mw.jit(f).lower(*args).compile())",
         )
     placed = compiled._executable.placed
+    types = [*compiled.global_program.in_types, *compiled.global_program.out_types]
+    if any(t.dtype == KEY for t in types):
+        raise MeshwrightError(
+            "to_jax is given a program that takes or returns random keys of their own dtype.",
+            where=here(),
+            why="JAX has keys of its own, and these are not numbers for it",
+            fix="random.key_data(keys) outside, and random.wrap_key_data(words) inside",
+        )
     found = on_devices(compiled.global_program if placed is None else placed.program, placed is not None, devices)
     run, outs = runner(found).function, compiled._executable.out_tree
 
