@@ -229,6 +229,13 @@ def test_what_another_array_holds_is_not_written_over() -> None:
 
 
 @pytest.mark.parametrize("engine", ON_XLA)
+def test_a_function_on_a_mesh_that_returns_nothing(engine: str) -> None:
+    jitted = mw.jit(lambda x: {"nothing": None}, engine=engine)
+    for _ in range(3):
+        assert jitted(placed((2, 4), "i", "j")) == {"nothing": None}
+
+
+@pytest.mark.parametrize("engine", ON_XLA)
 @pytest.mark.parametrize("name", ["mlp", pytest.param("transformer", marks=pytest.mark.slow),
                                   pytest.param("moe", marks=pytest.mark.slow),
                                   pytest.param("convnet", marks=pytest.mark.slow),

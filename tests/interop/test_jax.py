@@ -14,7 +14,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright import P, lax
 from meshwright.core.trace import run
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, TreeError
 from meshwright.interop.jax import from_jax, to_jax
 from tests.interop.test_hlo_models import blocks, train_step
 
@@ -161,6 +161,19 @@ def test_errors() -> None:
         to_jax(compiled)(jnp.ones(3))
     assert error.value.what == "This compiled function cannot take (float32[3])."
     assert error.value.why == "it was compiled for (float32[8])"
+    with pytest.raises(TreeError) as error:
+        to_jax(compiled)({"a": jnp.ones(8)})
+    assert error.value.what == "This compiled function cannot take these arguments."
+    assert error.value.why == (
+        "it was compiled for the containers PyTreeSpec(((*,), {})), and these are PyTreeSpec((({'a': *},), {}))"
+    )
+    with pytest.raises(TreeError) as error:
+        to_jax(compiled)(object())
+    assert error.value.what == "An argument is not an array or a number: its type is object."
+    assert error.value.why == "the leaves of what goes into a compiled function must be arrays or numbers"
+    assert error.value.fix == (
+        "pass an array; mw.interop.jax.register_containers(x) makes a container known that JAX knows"
+    )
     for transform, what, fix in (
         (jax.vmap, "A program of Meshwright is not batched by JAX.", "mw.vmap(f)"),
         (jax.grad, "A program of Meshwright is not differentiated by JAX.", "mw.grad(f)"),

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import meshwright as mw
 from meshwright.errors import DonatedError, MeshError, MeshwrightError, ShapeError, ShardingError, TreeError
 from meshwright.interop.jax import jit
+from meshwright.interop.jax_jit import _array_class
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +132,14 @@ def test_inside_of_a_larger_function(mesh: Any) -> None:
     larger = lambda g: lambda x: 2 * g(x + 1)
     x = jax.device_put(jnp.arange(32.0).reshape(8, 4), on)
     np.testing.assert_allclose(jax.jit(larger(f))(x), jax.jit(larger(lambda x: jnp.tanh(x).sum(0)))(x), rtol=1e-6)
+
+
+def test_whoever_is_called_first_may_be_traced(mesh: Any) -> None:
+    _array_class.cache_clear()
+    on = NamedSharding(mesh, PartitionSpec("data"))
+    f = jit(lambda x: x * 2, in_shardings=on)
+    np.testing.assert_array_equal(jax.jit(lambda x: f(x) + 1)(jnp.arange(4.0)), [1, 3, 5, 7])
+    np.testing.assert_array_equal(f(jnp.arange(4.0)), [0, 2, 4, 6])
 
 
 def test_static_arguments_of_other_types_are_others() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -105,9 +106,60 @@ def test_keys_are_not_computed_with() -> None:
         assert error.value.what.startswith(what) and error.value.fix == fix
 
 
-def test_keys_at_the_border_of_xla_are_words() -> None:
+@pytest.mark.parametrize("engine", ["xla", "xla-stacked"])
+def test_keys_go_into_programs_on_xla_and_come_out(engine: str) -> None:
+    mesh = mw.make_mesh((4,), ("data",))
+    rows = mw.NamedSharding(mesh, mw.P("data"))
+
+    def step(state: dict[str, Any]) -> dict[str, Any]:
+        key, own = mjax.random.split(state["key"])
+        return {"key": key, "w": state["w"] + mjax.random.normal(own, (4,))}
+
+    jitted, found = mw.jit(step, engine=engine, donate_argnums=0), {"key": mjax.random.key(1), "w": mw.numpy.zeros(4)}
+    expected = {"key": mjax.random.key(1), "w": mw.numpy.zeros(4)}
+    for _ in range(3):
+        found, expected = jitted(found), step(expected)
+    same_words(found["key"], expected["key"])
+    np.testing.assert_allclose(found["w"], expected["w"], rtol=1e-6)
+    for count in (8, 7):  # in equal parts, and in others
+        keys = mw.device_put(mjax.random.split(mjax.random.key(0), count), rows)
+        drawn, turned = mw.jit(lambda keys: (mw.vmap(mjax.random.normal)(keys), keys[::-1]), engine=engine)(keys)
+        np.testing.assert_allclose(drawn, mw.vmap(mjax.random.normal)(keys), rtol=1e-6)
+        same_words(turned, keys[::-1])
+
+
+def test_keys_are_saved(tmp_path: Path) -> None:
+    mesh = mw.make_mesh((4,), ("data",))
+    rows = mw.NamedSharding(mesh, mw.P("data"))
+    keys = mjax.random.split(mjax.random.key(0), 6)
+    for engine in ("numpy", "xla"):
+        try:
+            mw.set_engine(engine)
+            saved = {"one": keys[0], "all": mw.device_put(keys, rows)}
+            mw.save(tmp_path / engine, saved)
+            found = mw.load(tmp_path / engine, like=saved)
+            assert found["all"].sharding == rows
+        finally:
+            mw.set_engine("numpy")
+        same_words(found["one"], keys[0])
+        same_words(found["all"], keys)
+    with pytest.raises(mw.MeshwrightError, match=r"'all'.*key\[6\].*key\[5\]|key\[5\].*key\[6\]"):
+        mw.load(tmp_path / "numpy", like={"one": keys[0], "all": keys[:5]})
+
+
+def same_words(found: Any, expected: Any) -> None:
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(mjax.random.key_data(found), mjax.random.key_data(expected))
+
+
+def test_keys_are_not_given_to_functions_of_jax() -> None:
+    compiled = mw.jit(lambda key: mjax.random.normal(key)).lower(mjax.random.key(0)).compile()
     with pytest.raises(mw.MeshwrightError) as error:
-        mw.jit(lambda key: mjax.random.normal(key), engine="xla")(mjax.random.key(0))
+        mw.interop.jax.to_jax(compiled)
+    assert str(error.value).splitlines()[0] == (
+        "to_jax is given a program that takes or returns random keys of their own dtype."
+    )
     assert error.value.fix == "random.key_data(keys) outside, and random.wrap_key_data(words) inside"
-    inside = mw.jit(lambda words: mjax.random.normal(mjax.random.wrap_key_data(words)), engine="xla")
-    np.testing.assert_allclose(inside(mjax.random.PRNGKey(0)), mjax.random.normal(mjax.random.key(0)), rtol=1e-6)
+    inside = mw.jit(lambda words: mjax.random.normal(mjax.random.wrap_key_data(words)))
+    taken = mw.interop.jax.to_jax(inside.lower(mjax.random.PRNGKey(0)).compile())
+    np.testing.assert_allclose(taken(np.zeros(2, np.uint32)), mjax.random.normal(mjax.random.key(0)), rtol=1e-6)

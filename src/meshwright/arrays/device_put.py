@@ -12,6 +12,7 @@ from meshwright.arrays.tracing import leaf_value
 from meshwright.core import tree
 from meshwright.core.axis_names import whole_axis
 from meshwright.core.current import current_engine
+from meshwright.core.dtypes import KEY, DType
 from meshwright.core.source import here
 from meshwright.core.trace import Array, Manual, Value, state
 from meshwright.core.types import Shape
@@ -84,14 +85,14 @@ def _contents(x: Array, sharding: Sharding) -> Any:
     """The contents of an array as one in a sharding has them."""
     if x._data is None or x.type.unreduced:
         return x.data
-    held = held_on_devices(sharding, x.type.shape, on_some=hasattr(x._data, "sharding"))
+    held = held_on_devices(sharding, x.type.shape, x.type.dtype, on_some=hasattr(x._data, "sharding"))
     return x.data if held is None else held.put(x._data)
 
 
-def held_on_devices(sharding: Sharding | None, shape: Shape, on_some: bool = False) -> Any:
+def held_on_devices(sharding: Sharding | None, shape: Shape, dtype: DType, on_some: bool = False) -> Any:
     """How real devices hold an array, if it is to go to them: engine ``xla`` is the current one, or it is ``on_some``.
-    None where it stays here: otherwise, or if these devices are not there."""
-    if sharding is None or not (on_some or current_engine.name == "xla"):
+    None where it stays here: otherwise, or if these devices are not there, and of random keys, which JAX has not."""
+    if sharding is None or dtype == KEY or not (on_some or current_engine.name == "xla"):
         return None
     return held(sharding.to_tensor_sharding(len(shape)), shape) if are_there(sharding.mesh) else None
 

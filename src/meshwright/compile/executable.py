@@ -190,6 +190,6 @@ def keep_on_devices(leaves: Sequence[Any], data: list[Any], places: Sequence[Any
         if x.__class__ is np.ndarray and places[n] is not None and leaves[n].__class__ is Array:
             from meshwright.arrays.device_put import held_on_devices
 
-            held = held_on_devices(places[n], x.shape, on_some=not leaves[n].type.unreduced)
+            held = held_on_devices(places[n], x.shape, x.dtype, on_some=not leaves[n].type.unreduced)
             if held is not None:
                 leaves[n]._data = data[n] = held.put(x)

@@ -20,6 +20,7 @@ from meshwright.core.dtypes import KEY
 from meshwright.core.facts import Structure
 from meshwright.core.program import Program
 from meshwright.core.source import here
+from meshwright.core.trace import on_host
 from meshwright.core.types import TensorType
 from meshwright.engine.device_arrays import (
     Held,
@@ -42,6 +43,7 @@ from meshwright.transform.turned import turn_matmuls
 if TYPE_CHECKING:
     from meshwright.partition.partition import LocalProgram
 
+WORDS = np.dtype(np.uint64)  # a random key on a device
 MeshAxes = tuple[tuple[str, int], ...]
 
 
@@ -97,7 +99,7 @@ class OnDevices(NamedTuple):
     def bind(self, *values: Any) -> list[Any]:
         """The results for values of JAX as this one op."""
         shapes = tuple(t.shape for t in self.program.in_types)
-        types = tuple((t.shape, np.dtype(t.dtype), w) for t, w in zip(self.program.out_types, self.weak, strict=True))
+        types = tuple((t.shape, _dtype(t), w) for t, w in zip(self.program.out_types, self.weak, strict=True))
         found: list[Any] = _primitive().bind(*values, text=self.text, shapes=shapes, types=types)
         return found
 
@@ -156,7 +158,7 @@ def runner(
         """The same executable, called by the types that it is for: ``called`` would be compiled once more for arrays of
         NumPy, whose types have no mesh."""
         shape: Any = jax.ShapeDtypeStruct
-        shapes = [shape(t.shape, t.dtype, sharding=s) for t, s in zip(ins, found.arguments, strict=True)]
+        shapes = [shape(t.shape, _dtype(t), sharding=s) for t, s in zip(ins, found.arguments, strict=True)]
         return called.lower(*shapes).compile()  # type: ignore[no-any-return]
 
     # On several, JAX is faster at arrays that were put there.
@@ -191,6 +193,16 @@ def runner(
         with jax.enable_x64(True):
             return run_and_regroup(*data)
 
+    def run_with_keys(*data: Any) -> tuple[Any, ...]:
+        """Random keys stay here: JAX's arrays have no such elements, and numbers of 64 bits stand for them there."""
+        made = run_wide(*(x.view(WORDS) if x.dtype == KEY else x for x in data))
+        shapes = [one.shape for one in exits or outs]
+        return tuple(
+            on_host(x, shape).view(KEY) if t.dtype == KEY else x for x, t, shape in zip(made, outs, shapes, strict=True)
+        )
+
+    if any(t.dtype == KEY for t in _types(found.program)):
+        return XlaFunctions(run_with_keys, None, None)
     if found.wide:
         return XlaFunctions(run_wide, None, None)
     if leaving:
@@ -205,13 +217,6 @@ def _same(one: Held, t: TensorType, sharding: Any) -> bool:
 
 def on_devices(program: Program, placed: bool, devices: Sequence[Any] | None = None) -> OnDevices:
     """A program for JAX's devices, by default the first ones; ``placed`` says that it was partitioned for a mesh."""
-    if any(t.dtype == KEY for t in _types(program)):
-        raise MeshwrightError(
-            "A program that takes or returns random keys of their own dtype cannot run on XLA.",
-            where=here(),
-            why="JAX's arrays have no such elements; inside of a program they are numbers of 64 bits",
-            fix="random.key_data(keys) outside, and random.wrap_key_data(words) inside",
-        )
     needed()
     program = turn_matmuls(program if placed else inline_calls(program, shard_maps=False))
     axes, on, ours = _laid_out(program, placed)
@@ -250,6 +255,11 @@ def _even(sharding: NamedSharding, t: TensorType) -> NamedSharding:
     if sharding.to_tensor_sharding(t.ndim).padded_shape(t.shape) == t.shape:
         return sharding
     return NamedSharding(sharding.mesh, PartitionSpec())
+
+
+def _dtype(t: TensorType) -> Any:
+    """What JAX has elements of a type as."""
+    return WORDS if t.dtype == KEY else np.dtype(t.dtype)
 
 
 def _types(program: Program) -> list[TensorType]:

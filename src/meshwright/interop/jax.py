@@ -11,10 +11,11 @@ import numpy as np
 from meshwright.arrays.tracing import make_program
 from meshwright.compile.compiled import Compiled
 from meshwright.core import tree
+from meshwright.core.dtypes import KEY
 from meshwright.core.source import here
 from meshwright.engine.device_arrays import needed
 from meshwright.engine.xla import on_devices, runner
-from meshwright.errors import MeshwrightError, ShapeError
+from meshwright.errors import MeshwrightError, ShapeError, TreeError
 from meshwright.interop.jax_jit import jit
 from meshwright.interop.jaxpr.containers import register_containers
 from meshwright.interop.jaxpr.function import reading
@@ -67,14 +68,30 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
             fix="to_jax(mw.jit(f).lower(*args).compile())",
         )
     placed = compiled._executable.placed
+    types = [*compiled.global_program.in_types, *compiled.global_program.out_types]
+    if any(t.dtype == KEY for t in types):
+        raise MeshwrightError(
+            "to_jax is given a program that takes or returns random keys of their own dtype.",
+            where=here(),
+            why="JAX has keys of its own, and these are not numbers for it",
+            fix="random.key_data(keys) outside, and random.wrap_key_data(words) inside",
+        )
     found = on_devices(compiled.global_program if placed is None else placed.program, placed is not None, devices)
     run, outs = runner(found).function, compiled._executable.out_tree
 
     def function(*args: Any, **kwargs: Any) -> Any:
         leaves, in_tree = tree.flatten((args, kwargs))
-        leaves = [x if hasattr(x, "dtype") else jax.numpy.asarray(x) for x in leaves]
+        if in_tree != compiled._in_tree:
+            raise TreeError(
+                "This compiled function cannot take these arguments.",
+                where=here(),
+                why=f"it was compiled for the containers {compiled._in_tree}, and these are {in_tree}",
+                fix="to_jax(jitted.lower(*args).compile()) for these arguments; "
+                "mw.interop.jax.register_containers(x) makes classes known that JAX knows",
+            )
+        leaves = [_array(x) for x in leaves]
         shapes = [(tuple(np.shape(x)), np.dtype(x.dtype)) for x in leaves]
-        if in_tree != compiled._in_tree or shapes != [(t.shape, t.dtype) for t in found.program.in_types]:
+        if shapes != [(t.shape, t.dtype) for t in found.program.in_types]:
             raise ShapeError(
                 f"This compiled function cannot take ({', '.join(f'{d}{list(s)}' for s, d in shapes)}).",
                 where=here(),
@@ -85,3 +102,20 @@ def to_jax(compiled: Compiled, devices: Sequence[Any] | None = None) -> Callable
         return tree.unflatten(outs, found.inside(*leaves) if traced else run(*leaves))
 
     return function
+
+
+def _array(x: Any) -> Any:
+    """A leaf as an array of either side; an error if it is none."""
+    import jax
+
+    if hasattr(x, "dtype"):
+        return x
+    try:
+        return jax.numpy.asarray(x)
+    except TypeError:
+        raise TreeError(
+            f"An argument is not an array or a number: its type is {type(x).__name__}.",
+            where=here(),
+            why="the leaves of what goes into a compiled function must be arrays or numbers",
+            fix="pass an array; mw.interop.jax.register_containers(x) makes a container known that JAX knows",
+        ) from None

@@ -302,7 +302,8 @@ def _array_class() -> type:
     """The class of JAX's arrays that have contents."""
     import jax
 
-    return type(jax.numpy.zeros(()))
+    with jax.ensure_compile_time_eval():  # whoever asks first may be traced
+        return type(jax.numpy.zeros(()))
 
 
 def _check_there(values: Sequence[Any]) -> None:

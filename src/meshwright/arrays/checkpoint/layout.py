@@ -41,11 +41,16 @@ MAX_JSON_BYTES = 1 << 28  # of a layout, and of the header of a data file
 _MAX_NDIM = 64  # NumPy's
 _MAX_KEY_BITS = 1900  # Python may refuse to print, or read, longer integers in decimal
 
-DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in (*dtypes.ALL, *dtypes.PACKED, *dtypes.STORED_FLOATS)}
+NAMES: dict[DType, str] = {
+    **{dtype: dtype.name for dtype in (*dtypes.ALL, *dtypes.PACKED, *dtypes.STORED_FLOATS)},
+    dtypes.KEY: "key",
+}
+DTYPES: dict[str, DType] = {name: dtype for dtype, name in NAMES.items()}
 # What safetensors has no name for, or NumPy no way to read from it: stored as another dtype, bit for bit.
 STORED_AS: dict[DType, DType] = {
     dtypes.COMPLEX64: dtypes.FLOAT32,  # with a last dim of two: real and imaginary part
     dtypes.COMPLEX128: dtypes.FLOAT64,
+    dtypes.KEY: dtypes.UINT32,  # with a last dim of two: its words
     dtypes.FLOAT8_E4M3FN: dtypes.UINT8,
     dtypes.FLOAT8_E5M2: dtypes.UINT8,
     **dict.fromkeys(dtypes.STORED_FLOATS, dtypes.UINT8),
@@ -70,7 +75,8 @@ def stored_type(dtype: DType, shape: Sequence[int]) -> tuple[DType, list[int]]:
     >>> stored_type(dtypes.COMPLEX64, (3,))
     (dtype('float32'), [3, 2])
     """
-    return STORED_AS.get(dtype, dtype), [*shape, 2] if dtype.kind == "c" else list(shape)
+    stored = STORED_AS.get(dtype, dtype)
+    return stored, [*shape, 2] if dtype.itemsize == 2 * stored.itemsize else list(shape)
 
 
 class TreeLevel(NamedTuple):

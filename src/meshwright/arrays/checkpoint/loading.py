@@ -15,6 +15,7 @@ from meshwright.arrays.checkpoint.layout import (
     CONTAINERS,
     DTYPES,
     MAX_JSON_BYTES,
+    NAMES,
     STORED_NAMES,
     Json,
     as_directory,
@@ -193,7 +194,7 @@ def _saved_type(leaf: Json) -> str:
 
 def _leaf_text(like: Any) -> str:
     if hasattr(like, "shape") and hasattr(like, "dtype"):
-        return f"{like.dtype.name}[{','.join(map(str, like.shape))}]"
+        return f"{NAMES.get(like.dtype, like.dtype.name)}[{','.join(map(str, like.shape))}]"
     return type(like).__name__
 
 
@@ -240,7 +241,7 @@ class _LeafReader:
         for shard in shards:  # so that room is made only for what is there
             self._find(shard, dtype)
         try:
-            held = held_on_devices(sharding, shape)
+            held = held_on_devices(sharding, shape, dtype)
             if held is not None and current_processes.all.count > 1:
                 data = held.made(lambda index: self._part(shards, shape, dtype, index))
             else:

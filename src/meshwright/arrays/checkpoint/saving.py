@@ -24,6 +24,7 @@ from meshwright.arrays.checkpoint.layout import (
     FORMAT,
     LAYOUT,
     MAX_JSON_BYTES,
+    NAMES,
     STORED_AS,
     STORED_NAMES,
     Json,
@@ -226,7 +227,7 @@ class _TensorWriter:
 
     def add(self, name: str, x: Array) -> Json:
         """Write an array's shards; what the layout says of it."""
-        entry: dict[str, Any] = {"name": name, "dtype": x.type.dtype.name, "shape": list(x.type.shape)}
+        entry: dict[str, Any] = {"name": name, "dtype": NAMES[x.type.dtype], "shape": list(x.type.shape)}
         if x.type.weak:
             entry["weak"] = True
         if x.type.dtype in STORED_AS:
@@ -301,7 +302,7 @@ def _stored(data: Any) -> Any:
     dtype = STORED_AS.get(data.dtype)
     if dtype is None:
         return data
-    return data[..., None].view(dtype) if data.dtype.kind == "c" else data.view(dtype)
+    return data[..., None].view(dtype) if data.dtype.itemsize == 2 * dtype.itemsize else data.view(dtype)
 
 
 def checksum(tensor: Any) -> int:

@@ -139,12 +139,13 @@ def _shard_map(b: BodyText, eqn: Eqn, operands: list[Operand], results: Types) -
     given = ", ".join(f"{x}: {type_text(t)}" for x, t in zip(arguments, body.in_types, strict=True))
     kinds = [", ".join(map(type_text, part)) for part in ([t for _, t in operands], results)]
     manual = ", ".join(f'"{axis}"' for axis in p["manual"])
+    left = f"{name}{f':{count}' if count != 1 else ''} = " if count else ""
     b.lines += [
-        f"{name}{f':{count}' if count != 1 else ''} = sdy.manual_computation({', '.join(x for x, _ in operands)}) "
+        f"{left}sdy.manual_computation({', '.join(x for x, _ in operands)}) "
         f"in_shardings={listed(p['in_specs'], [t for _, t in operands])} "
         f"out_shardings={listed(p['out_specs'], results)} manual_axes={{{manual}}} ({given}) {{",
         *inner,
-        f"sdy.return {', '.join(returned)} : {types}",
+        f"sdy.return {', '.join(returned)} : {types}" if returned else "sdy.return",
         f"}} : ({kinds[0]}) -> ({kinds[1]})",
     ]
     return [name] if count == 1 else [f"{name}#{index}" for index in range(count)]
