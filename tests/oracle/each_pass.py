@@ -39,11 +39,12 @@ from tests.versions import CALL_SUMS, CALLS, CONSTRAINTS, FUNCTION_RESULTS, PADD
 CANONICALIZE = "canonicalize{enable-patterns=sdy-collective}"
 INSERT, COLLECTIVES = "sdy-insert-explicit-reshards", "sdy-reshard-to-collectives"
 FULL = f"{INSERT}{{enable-full-version=true}}"
+MARKED = f"{INSERT}{{enable-full-version=true mark-partial-result-with-unreduced-axes=true}}"
 RESOLVE, PAD = "sdy-resolve-permutation-factors{enable-halo-exchange=false}", "sdy-pad-for-divisibility"
 OPTIMIZE = "sdy-optimize-collectives"
 NEWEST_ORDER = "the newest pipeline, without what changed"
 _PIPELINES = (PIPELINE, "sdy-export-pipeline")
-_INSERTING = (INSERT, FULL, "sdy-propagation-pipeline", "sdy-export-pipeline")
+_INSERTING = (INSERT, FULL, MARKED, "sdy-propagation-pipeline", "sdy-export-pipeline")
 _BEFORE_GROUPS = ("sdy-constant-or-scalar-splitter", "sdy-import-pipeline")
 ALL = (*EVERYTHING, "reshard", "stop", "meshes", "overlap")
 # On a module as it was written; some of them are in no pipeline.
@@ -51,6 +52,10 @@ ALONE = (
     "sdy-basic-propagate", "sdy-aggressive-propagate", "sdy-op-priority-propagate", "sdy-user-priority-propagate",
     "sdy-basic-propagate{conservative-propagation=true}", "sdy-aggressive-propagate{propagation-strategy=basic}",
     "sdy-import-func-calls{add-data-flow-edges-on-named-computations=false}",
+    "sdy-user-priority-propagate{run-op-priority-propagation=false}",
+    "sdy-lift-inlined-meshes{use-single-device-mesh-names=true}",
+    "sdy-drop-sharding-and-mesh{keep-module-sharding-metadata=true}",
+    MARKED,
     "sdy-unflatten-call-graph{dedup-functions-fully=true}", "sdy-remove-propagation-debug-info",
     "sdy-import-pipeline", "sdy-export-pipeline", "sdy-propagation-pipeline",
     "sdy-reshard-to-collectives", "sdy-reshard-to-collectives{keep-redundant-reshards=true}",
@@ -241,7 +246,7 @@ def quickly_by_us(text: str, name: str) -> Outcome:
 
     A module is parsed, and read, once for all passes that leave it as it is.
     """
-    changes = name.split("{")[0] in IN_PLACE or "keep-sharding-rules" in name
+    changes = name.split("{")[0] in IN_PLACE or "keep-sharding-rules" in name or "single-device" in name
 
     def reader(module: Any, names: bool = False, lifted: bool = False, conservative: bool = False) -> ModuleReader:
         # Where something is refused, the module is read again with names.
@@ -560,10 +565,10 @@ REASONS: dict[str, Callable[[Step, Outcome, Outcome], bool]] = {
         )
     ),
     "the dialect has no all-reduce for a reduction; Shardy sums the parts": (
-        lambda step, theirs, ours: step.name == FULL and _same_after(step, _without_reductions)
+        lambda step, theirs, ours: step.name in (FULL, MARKED) and _same_after(step, _without_reductions)
     ),
     "reshapes whose dims do not fit the axes are split in another way": (
-        lambda step, theirs, ours: step.name == FULL and _same_after(step, _without_reshapes)
+        lambda step, theirs, ours: step.name in (FULL, MARKED) and _same_after(step, _without_reshapes)
     ),
     "Shardy forgets partial sums that a reshard takes or makes, or a value of no sharding; ours sums, or refuses": (
         lambda step, theirs, ours: step.name.startswith((COLLECTIVES, *_INSERTING)) and _same_after(step, _without_sums)
