@@ -400,6 +400,8 @@ class _Inserter:
         )
         if any(left[n] != right[n] for n in left if n in right):
             return
+        if any(overlap(left[n], right[k]) for n in left for k in right if n != k):
+            return  # no one result is split as both are
         both = {**left, **right}
         summed = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in both[n]]
         differing = [n for n in made if made[n] != both[n]]
