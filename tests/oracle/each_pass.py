@@ -311,7 +311,7 @@ def _says_less(theirs: str, ours: str) -> bool:
     if _WRITTEN.sub("", theirs) != _WRITTEN.sub("", ours):
         return False
     pairs = zip(_WRITTEN.findall(theirs), _WRITTEN.findall(ours), strict=True)
-    return all(one == other or re.search(r"\[(\{\?\}(, )?)+\]>", one) for one, other in pairs)
+    return all(one == other or re.search(r"\[(\{\?\}(, )?)*\]>", one) for one, other in pairs)
 
 
 _WRITTEN = re.compile(r"<@\w+, \[[^\]]*\][^>]*>")

@@ -147,10 +147,11 @@ class _Inserter:
         callee = self._functions[str(op.attributes["callee"]).removeprefix("@")]
         targets = self._known.of_function(callee, "arg_attrs", len(op.operands))
         given = next((target.mesh for target in targets if target is not None), None)
-        for number, target in enumerate(targets):
-            if target is None and given is not None:
-                source = self._known(op.operands[number])
-                target = None if source is None else _open(given, source.rank)
+        sources = [self._known(value) for value in op.operands]
+        first = next((source.mesh for source in sources if source is not None), None)
+        for number, (target, source) in enumerate(zip(targets, sources, strict=True)):
+            if target is None and source is not None:
+                target = _whole(first, source.rank) if given is None else _open(given, source.rank)
             self._bring(op, number, target, after_source=True, always=True)
 
     def _flow(self, op: Any) -> None:
