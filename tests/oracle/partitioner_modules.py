@@ -7,6 +7,7 @@ sdy.mesh @single = <[], device_ids=[3]>
 """
 X, X1, WHOLE = '[{"x"}, {}]', '[{"x"}]', "[{}, {}]"
 MERGED, Y_X = '[{"x", "y"}]', '[{"y", "x":(1)2}, {}]'
+XY_FIRST = '[{"x", "y"}, {}]'
 X_OF_3, SECOND, XY = '[{"x"}, {}, {}]', '[{}, {"x"}]', '[{"x"}, {"y"}]'
 M, N = "tensor<10x6xf32>", "tensor<8x8xf32>"
 
@@ -307,6 +308,11 @@ MOVING = {
         f'%a: tensor<3x6xf32> {{sdy.sharding = #sdy.sharding<@mesh, {XY}>}}',
         f'  %r = stablehlo.reshape %a {{{laid(MERGED)}}} : (tensor<3x6xf32>) -> tensor<18xf32>',
         "tensor<18xf32>",
+    ),
+    "a reshape of dims of which those that move are whole": function(
+        '%a: tensor<4x2x8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {"y"}, {}, {}]>}',
+        f"  %r = stablehlo.reshape %a {{{laid(XY_FIRST)}}} : (tensor<4x2x8x6xf32>) -> tensor<96x4xf32>",
+        "tensor<96x4xf32>",
     ),
     **{f"a convolution of {what}": function(
         f"%a: tensor<4x6x4xf32> {{sdy.sharding = #sdy.sharding<@mesh, {given}>}}, %b: tensor<{kernel}xf32>",

@@ -1,11 +1,12 @@
 """Long comparisons, in pieces that can be stopped and taken up again.
 
-    python -m tests.oracle.sweep passes --modules 20000 --into passes.jsonl
+    python -m tests.oracle.sweep passes --modules 20000 --jobs 2 --into passes.jsonl
     python -m tests.oracle.sweep orders --modules 10000 --into orders.jsonl
     python -m tests.oracle.sweep local --modules 2200 --into local.jsonl
 
-A line of the file is what came of the modules of some seeds; those that are in it are not run again. The end of the
-output is the sum of the whole file. The exit code is 1 if anything differs without a reason.
+A line of the file is what came of the modules of some seeds; those that are in it are not run again. ``--jobs`` runs
+that many processes, ``--seconds`` begins nothing more after some time. The end of the output is the sum of the whole
+file. The exit code is 1 if anything differs without a reason.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +72,23 @@ def local(seeds: range, share: float) -> dict[str, Any]:
 SWEEPS: dict[str, Callable[[range, float], dict[str, Any]]] = {"passes": passes, "orders": orders, "local": local}
 
 
+def piece(sweep: str, seeds: range, share: float, end: float) -> dict[str, Any] | None:
+    """What came of some seeds; None if it is too late to begin."""
+    if time.time() > end:
+        return None
+    return {"first": seeds.start, "jaxlib": jaxlib.__version__, **SWEEPS[sweep](seeds, share)}
+
+
+def pieces(sweep: str, seeds: list[range], share: float, jobs: int, end: float) -> Iterator[dict[str, Any] | None]:
+    """The same for many, in several processes, in the order in which they are done."""
+    if jobs == 1:
+        yield from (piece(sweep, some, share, end) for some in seeds)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(piece, sweep, some, share, end) for some in seeds]):
+            yield future.result()
+
+
 def total(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """The sum of all lines of a file."""
     found: dict[str, Any] = {"jaxlib": sorted({line["jaxlib"] for line in lines}), "differences": []}
@@ -90,20 +111,24 @@ def main() -> int:
     parser.add_argument(
         "--share", type=float, default=1.0, help="of passes, the chance that a module goes through each"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which nothing more is begun")
     parser.add_argument("--into", type=Path, required=True, help="the file that has what was found")
     options = parser.parse_args()
+    until = time.time() + options.seconds
     known = options.into.read_text().splitlines() if options.into.exists() else []
     done = {json.loads(line)["first"] for line in known}
     end = options.first + options.modules
-    for first in range(options.first, end, CHUNK):
-        if first not in done:
-            found = SWEEPS[options.sweep](range(first, min(first + CHUNK, end)), options.share)
-            with options.into.open("a") as file:
-                file.write(json.dumps({"first": first, "jaxlib": jaxlib.__version__, **found}) + "\n")
+    seeds = [range(n, min(n + CHUNK, end)) for n in range(options.first, end, CHUNK) if n not in done]
+    with options.into.open("a") as file:
+        for found in pieces(options.sweep, seeds, options.share, options.jobs, until):
+            if found is not None:
+                file.write(json.dumps(found) + "\n")
+                file.flush()
     lines = [json.loads(line) for line in options.into.read_text().splitlines()]
-    found = total(lines)
-    print(json.dumps(found, indent=2))
-    return 1 if found["differences"] else 0
+    summed = total(lines)
+    print(json.dumps(summed, indent=2))
+    return 1 if summed["differences"] else 0
 
 
 if __name__ == "__main__":

@@ -252,3 +252,27 @@ func.func @f(%a: tensor<8x8xf32> {{sdy.sharding = #sdy.sharding<@m, [{{}}, {{"x"
 }}"""
     with pytest.raises(MeshwrightError, match="are split differently where it sums over them"):
         by_us(text, INSERT)
+
+
+@pytest.mark.parametrize("shape", ["16x12x4x4", "12x16x4x4", "8x6x4x4"])
+@pytest.mark.parametrize("dims", ['{"z", "x"}, {"w":(1)3}', '{"x", "w"}, {"z"}', '{"z"}, {"x", "w"}'])
+def test_axes_of_dims_that_must_be_whole_fill_one_batch_dim_after_the_other(shape: str, dims: str) -> None:
+    text = f"""sdy.mesh @m = <["x"=2, "z"=6, "w"=6]>
+func.func @f(%a: tensor<{shape}xf32>) -> tensor<{shape}xf32> {{
+  %0 = stablehlo.cholesky %a, lower = true
+    {{sdy.sharding = #sdy.sharding_per_value<[<@m, [{{}}, {{}}, {dims}]>]>}} : tensor<{shape}xf32>
+  return %0 : tensor<{shape}xf32>
+}}"""
+    assert by_us(text, FULL.replace("{", "=").replace("}", "")) == apply(text, FULL)
+
+
+def test_a_matmul_of_operands_that_one_axis_splits_along_dims_of_the_result() -> None:
+    text = """sdy.mesh @m = <["x"=2, "y"=2]>
+func.func @f(%a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}, {"y"}]>},
+    %b: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"y"}, {"x"}]>}) -> tensor<8x8xf32> {
+  %0 = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+    {sdy.sharding = #sdy.sharding_per_value<[<@m, [{"y"}, {"x"}]>]>}
+    : (tensor<8x8xf32>, tensor<8x8xf32>) -> tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
+}"""
+    assert by_us(text, INSERT) == apply(text, INSERT)

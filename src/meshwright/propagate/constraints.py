@@ -50,12 +50,14 @@ def _apply(graph: Graph, value: GraphValue, sharding: Known, op: GraphOp, constr
 def _is_said(value: GraphValue) -> bool:
     """Whether anything was said of how a value is sharded: more than that its dims are open.
 
-    Of a scalar, that it has a sharding says enough, but not, as in Shardy, of one that a manual computation makes.
+    Of a scalar, that it has a sharding says enough, but not, as in Shardy, of one of several results, or of what a
+    manual computation makes.
     """
     known = value.known
     if known is None:
         return False
-    scalar = not known.dims and not (value.op is not None and value.op.kind is Kind.MANUAL)
+    one_of_many = value.op is not None and (value.op.kind is Kind.MANUAL or len(value.op.results) > 1)
+    scalar = not known.dims and not one_of_many
     return scalar or bool(known.replicated or known.unreduced) or any(dim != OPEN for dim in known.dims)
 
 

@@ -141,13 +141,15 @@ class Options(NamedTuple):
 
     ``conservative``: nothing is ever sharded over a part of an axis. ``strategy``: what a step does about conflicts,
     ``aggressive`` (each tensor takes what it can), or ``basic`` (what all agree on). ``fully``: copies of a function
-    become one whatever their shardings. ``edges``: computations that were calls have data-flow edges.
+    become one whatever their shardings. ``edges``: computations that were calls have data-flow edges. ``by_op``: of
+    each priority that a user wrote, some ops propagate before others.
     """
 
     conservative: bool = False
     strategy: str = "aggressive"
     fully: bool = False
     edges: bool = True
+    by_op: bool = True
 
 
 def run(
@@ -178,7 +180,12 @@ def _run_pass(answer: Answer, name: str, how: Options) -> None:
     if strategy is not None:
         use_basic = name == "sdy-basic-propagate" or how.strategy == "basic"
         propagation = Propagation(answer.graph, use_basic=use_basic, conservative=how.conservative)
-        strategy(propagation)
+        if how.by_op:
+            strategy(propagation)
+        elif strategy is by_user:
+            by_user(propagation, _once)
+        else:
+            _once(propagation)
         propagation.finish()
         answer.events += propagation.events
         answer.told += propagation.told

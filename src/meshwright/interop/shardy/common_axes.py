@@ -171,9 +171,7 @@ def _spread_to_batches(split: SplitOp, found: Assignment) -> None:
     sizes = list(split.rule.sizes.values())
     for factor in sorted(split.numbers(split.rule.replicated)):
         axes, found[factor] = found[factor], ()
-        for axis in axes if factor in everywhere else ():
-            ways = {n: total_size((*found[n], axis)) for n in everywhere if n in passing}
-            fitting = [n for n in ways if sizes[n] % ways[n] == 0]
-            if not fitting:
-                break
-            found[fitting[0]] = (*found[fitting[0]], axis)
+        left = list(axes) if factor in everywhere else []
+        for n in everywhere:
+            while n in passing and left and sizes[n] % total_size((*found[n], left[0])) == 0:
+                found[n] = (*found[n], left.pop(0))

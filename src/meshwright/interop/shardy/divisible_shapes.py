@@ -41,6 +41,7 @@ _COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
 _ENDS = ("func.return", "stablehlo.return", "sdy.return")
 _WITH_REGIONS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", *_COMPUTATIONS)
 _GENERATORS = ("stablehlo.rng_bit_generator", "stablehlo.rng")
+_KEEP_ZEROS = ("sdy.all_slice", "sdy.all_to_all")
 _MATMULS = ("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution")
 _PREPARED = "-sdy-insert-explicit-reshards=enable-full-version=true -sdy-reshard-to-collectives"
 
@@ -149,7 +150,7 @@ class _Padder:
         value = op.operands[0] = self._with_zeros(place, value, between)
         self._retype(result, between)
         # As in Shardy, what was moved otherwise may be anything, which costs a mask.
-        self._zero[result] = zero = set(self._zero.get(value, ())) if op.name == "sdy.all_slice" else set()
+        self._zero[result] = zero = set(self._zero.get(value, ())) if op.name in _KEEP_ZEROS else set()
         if made != between:
             uses = list(result.uses)
             after = ir.InsertionPoint.after(op)

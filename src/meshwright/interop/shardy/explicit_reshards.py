@@ -37,11 +37,14 @@ _MATMULS = ("stablehlo.dot", "stablehlo.dot_general")
 _AS_A_WHOLE = ("stablehlo.custom_call", "stablehlo.rng", "stablehlo.rng_bit_generator")
 
 
-def insert_reshards(module: Any, full: bool = False, rules_before: bool = False, separable: bool = False) -> None:
+def insert_reshards(
+    module: Any, full: bool = False, rules_before: bool = False, separable: bool = False, marks_sums: bool = False
+) -> None:
     """Put in the reshards and sums that a partitioner of HLO would not find by itself, or (``full``) all there are.
 
     ``rules_before``: the rules of concatenations, which depend on the ops around, are those of the module as it is.
-    ``separable``: each op is also split evenly, and only along factors of which parts make parts.
+    ``separable``: each op is also split evenly, and only along factors of which parts make parts. ``marks_sums``: what
+    is then summed says that it is a partial sum.
     """
     with context():
         functions = {
@@ -50,7 +53,7 @@ def insert_reshards(module: Any, full: bool = False, rules_before: bool = False,
             if op.operation.name == "func.func"
         }
         for function in functions.values():
-            inserter = _Inserter(module, function, functions, full, separable)
+            inserter = _Inserter(module, function, functions, full, separable, marks_sums)
             inserter.check_function()
             inserter.run(rules_before)
 
@@ -65,7 +68,10 @@ def _inside_out(op: Any) -> Iterator[Any]:
 
 
 class _Inserter:
-    def __init__(self, module: Any, function: Any, functions: dict[str, Any], full: bool, separable: bool) -> None:
+    def __init__(
+        self, module: Any, function: Any, functions: dict[str, Any], full: bool, separable: bool, marks_sums: bool
+    ) -> None:
+        self._marks_sums = marks_sums
         self._function, self._functions, self._full, self._separable = function, functions, full, separable
         self._known = ValueShardings(module)
         self._types = Types()
@@ -141,10 +147,11 @@ class _Inserter:
         callee = self._functions[str(op.attributes["callee"]).removeprefix("@")]
         targets = self._known.of_function(callee, "arg_attrs", len(op.operands))
         given = next((target.mesh for target in targets if target is not None), None)
-        for number, target in enumerate(targets):
-            if target is None and given is not None:
-                source = self._known(op.operands[number])
-                target = None if source is None else _open(given, source.rank)
+        sources = [self._known(value) for value in op.operands]
+        first = next((source.mesh for source in sources if source is not None), None)
+        for number, (target, source) in enumerate(zip(targets, sources, strict=True)):
+            if target is None and source is not None:
+                target = _whole(first, source.rank) if given is None else _open(given, source.rank)
             self._bring(op, number, target, after_source=True, always=True)
 
     def _flow(self, op: Any) -> None:
@@ -319,12 +326,15 @@ class _Inserter:
         from jaxlib.mlir import ir
 
         reduced = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in chosen[n]]
+        made_of = now  # what the op itself says
+        if self._marks_sums and reduced:
+            made_of = [_with_more_sums(s, difference(reduced, s.unreduced), combine) for s in now]
         on_no_axes = reduced and any(one.mesh.empty for one in before)  # a sum is over axes of its mesh
-        if on_no_axes or any(not same_placement(one, other) for one, other in zip(before, now, strict=True)):
+        if on_no_axes or any(not same_placement(one, other) for one, other in zip(before, made_of, strict=True)):
             if op.name in _OWN_SHARDING:
-                op.attributes["sharding"] = ir.Attribute.parse(str(now[0]))
+                op.attributes["sharding"] = ir.Attribute.parse(str(made_of[0]))
             else:
-                op.attributes[SHARDING] = ir.Attribute.parse(per_value_text(now))
+                op.attributes[SHARDING] = ir.Attribute.parse(per_value_text(made_of))
         for result, new in zip(list(op.results) if self._separable else (), now, strict=False):
             if not new.unreduced:
                 self._take_back_sums(result)
@@ -391,6 +401,8 @@ class _Inserter:
         )
         if any(left[n] != right[n] for n in left if n in right):
             return
+        if any(overlap(left[n], right[k]) for n in left for k in right if n != k):
+            return  # no one result is split as both are
         both = {**left, **right}
         summed = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in both[n]]
         differing = [n for n in made if made[n] != both[n]]
@@ -443,6 +455,12 @@ def _has_groups(op: Any) -> bool:
     """Whether a convolution is one of several side by side, which its attributes count."""
     keys = ("feature_group_count", "batch_group_count")
     return any(key in op.attributes and integer(op.attributes[key]) > 1 for key in keys)
+
+
+def _with_more_sums(sharding: TensorSharding, more: Axes, reduction: str) -> TensorSharding:
+    unreduced = merged(in_mesh_order((*sharding.unreduced, *more), list(sharding.mesh.shape)))
+    how = reduction if more else sharding.reduction
+    return TensorSharding.unchecked(sharding.mesh, sharding.dims, sharding.replicated, unreduced, how)
 
 
 def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:

@@ -16,7 +16,7 @@ from meshwright.interop.shardy.communication import resharded, reshards_to_colle
 from meshwright.interop.shardy.explicit_reshards import insert_reshards, same_placement
 from meshwright.interop.shardy.local_collectives import COLLECTIVES, LocalCollectives
 from meshwright.interop.shardy.made_ops import constant_of, zeros
-from meshwright.interop.shardy.mesh_passes import inlined
+from meshwright.interop.shardy.mesh_passes import OUTPUTS, PARAMETERS, inlined
 from meshwright.interop.shardy.module_shardings import filled_text, per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, walk
 from meshwright.interop.shardy.problem_reader import place_of
@@ -52,7 +52,7 @@ def groups_can_be_axes() -> bool:
     return True
 
 
-def convert_to_local(module: Any, groups_by_axes: bool = False) -> None:
+def convert_to_local(module: Any, collectives: LocalCollectives) -> None:
     """Make of a global module the one that each device runs.
 
     %0 = stablehlo.negate %a {[{"x"}]} : tensor<8xf32>     ==>   %0 = stablehlo.negate %a : tensor<4xf32>
@@ -68,7 +68,7 @@ def convert_to_local(module: Any, groups_by_axes: bool = False) -> None:
         insert_reshards(module, full=True, separable=True)
         reshards_to_collectives(module)
         _note_shardings(module)
-        _Converter(module, groups_by_axes).run()
+        _Converter(module, collectives).run()
 
 
 def _note_shardings(module: Any) -> None:
@@ -82,7 +82,7 @@ def _note_shardings(module: Any) -> None:
         return
     types = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     for key, side, kinds in (
-        ("sdy.parameters_shardings", "arg_attrs", types.inputs), ("sdy.output_shardings", "res_attrs", types.results),
+        (PARAMETERS, "arg_attrs", types.inputs), (OUTPUTS, "res_attrs", types.results),
     ):  # fmt: skip
         found = []
         for kind, sharding in zip(kinds, known.of_function(main, side, len(kinds)), strict=True):
@@ -221,10 +221,10 @@ def _whole(like: TensorSharding | None) -> TensorSharding:
 
 
 class _Converter:
-    def __init__(self, module: Any, groups_by_axes: bool) -> None:
+    def __init__(self, module: Any, collectives: LocalCollectives) -> None:
         self._module = module
         self._known = ValueShardings(module)
-        self._collectives = LocalCollectives(groups_by_axes)
+        self._collectives = collectives
         self._values: dict[Any, str] = {}  # of constants
 
     def run(self) -> None:

@@ -37,10 +37,13 @@ class LocalCollectives:
     """Writes collectives of sdy as StableHLO's; their operands are local already.
 
     ``by_axes``: groups are written as axes of the mesh, which newer versions of StableHLO can, not as lists of devices.
+    ``by_replica``: devices are replicas of one partition. ``gathers_alone``: each dim is gathered by itself, the last
+    first, not all together.
     """
 
-    def __init__(self, by_axes: bool) -> None:
-        self._by_axes = by_axes
+    def __init__(self, by_axes: bool, by_replica: bool = False, gathers_alone: bool = False) -> None:
+        self._by_axes, self._gathers_alone = by_axes, gathers_alone
+        self._number = "stablehlo.replica_id" if by_replica else "stablehlo.partition_id"
         self._channels = count(1)
 
     def lower(self, op: Any, source: TensorSharding, target: TensorSharding) -> Any:
@@ -60,7 +63,7 @@ class LocalCollectives:
 
     def _looked_up(self, mesh: BaseMesh, table: NDArray[Any]) -> Any:
         """What a table has for this device's position on a mesh."""
-        device = made_op("stablehlo.partition_id", [], [tensor((), "ui32")])
+        device = made_op(self._number, [], [tensor((), "ui32")])
         by_device = np.empty_like(table)
         by_device[devices(mesh)] = table
         known = constant(by_device)
@@ -135,8 +138,10 @@ class LocalCollectives:
         value, mesh = op.operands[0], source.mesh
         shape = list(value.type.shape)
         split = [dim for dim, axes in enumerate(lists) if axes]
-        if len(split) == 1:
-            return self._gathered(value, mesh, lists[split[0]], split[0])
+        if len(split) == 1 or self._gathers_alone:
+            for dim in reversed(split):
+                value = self._gathered(value, mesh, lists[dim], dim)
+            return value
         together = tuple(axis for axes in lists for axis in axes)
         value = self._gathered(reshaped(value, (1, *shape)), mesh, together, 0)
         value = reshaped(value, (*(total_size(lists[dim]) for dim in split), *shape))

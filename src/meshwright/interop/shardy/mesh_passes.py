@@ -28,11 +28,21 @@ def inlined(sharding: TensorSharding) -> TensorSharding:
     return TensorSharding.unchecked(mesh, sharding.dims, sharding.replicated, sharding.unreduced, sharding.reduction)
 
 
-def drop_shardings_and_meshes(module: Any) -> None:
-    """Take the shardings off functions and ops, and the meshes that nobody names any more out of a module."""
+# How the arguments and results of main were laid out, on a module that was made local.
+PARAMETERS, OUTPUTS = "sdy.parameters_shardings", "sdy.output_shardings"
+
+
+def drop_shardings_and_meshes(module: Any, keep_metadata: bool = False) -> None:
+    """Take the shardings off functions and ops, and the meshes that nobody names any more out of a module.
+
+    ``keep_metadata``: a local module goes on saying how main was laid out.
+    """
     from jaxlib.mlir import ir
 
     with context():
+        for key in () if keep_metadata else (PARAMETERS, OUTPUTS):
+            if key in module.operation.attributes:
+                del module.operation.attributes[key]
         for op in walk(module.operation):
             if op.name == "func.func":
                 for key in _ON_FUNCTIONS:

@@ -27,8 +27,11 @@ class Shardings:
     """The shardings of a module, each read once.
 
     ``lifted``: meshes that are equal become one, and meshes written inside a sharding are declared. ``meshes`` are then
-    those that remain, ``dropped`` the names that are gone, ``added`` the names that are new.
+    those that remain, ``dropped`` the names that are gone, ``added`` the names that are new. ``single_device`` is what
+    a mesh of one device is called, before its number.
     """
+
+    single_device = "maximal_mesh"
 
     def __init__(self, meshes: dict[str, Mesh], declared_meshes: bool = False) -> None:
         self._names: dict[str, Mesh] = dict(meshes)
@@ -68,7 +71,7 @@ class Shardings:
         for known in self._names.values():
             if str(known) == str(mesh):
                 return known
-        kind = "empty_mesh" if mesh.empty else f"maximal_mesh_{mesh.order[0]}" if mesh.is_maximal else "mesh"
+        kind = "empty_mesh" if mesh.empty else f"{self.single_device}_{mesh.order[0]}" if mesh.is_maximal else "mesh"
         name, number = kind, 0
         while name in self._names:
             name, number = f"{kind}_{number}", number + 1

@@ -12,6 +12,7 @@ from meshwright.interop.shardy.divisible_shapes import pad_for_divisibility
 from meshwright.interop.shardy.explicit_reshards import insert_reshards
 from meshwright.interop.shardy.gather_batching import make_batching_explicit
 from meshwright.interop.shardy.global_to_local import convert_to_local, groups_can_be_axes
+from meshwright.interop.shardy.local_collectives import LocalCollectives
 from meshwright.interop.shardy.mesh_passes import drop_shardings_and_meshes, inline_meshes, remove_debug_info
 from meshwright.interop.shardy.module_walk import RULE, Rules, walk
 from meshwright.interop.shardy.module_writer import write_module
@@ -62,11 +63,12 @@ def _by_mlir(pipeline: str) -> Callable[[Any, PassCall], None]:
 
 
 def _insert_reshards(module: Any, call: PassCall) -> None:
-    insert_reshards(module, full=call.flag("enable-full-version"))
+    insert_reshards(module, full=call.flag("enable-full-version"), marks_sums=call.flag(_MARKS_SUMS))
 
 
 def _convert_to_local(module: Any, call: PassCall) -> None:
-    convert_to_local(module, call.flag(_BY_AXES, groups_can_be_axes()))
+    by_axes, alone = call.flag(_BY_AXES, groups_can_be_axes()), call.flag(_GATHERS_ALONE)
+    convert_to_local(module, LocalCollectives(by_axes, _are_replicas(call), alone))
 
 
 def _are_replicas(call: PassCall) -> bool:
@@ -82,7 +84,16 @@ def _are_replicas(call: PassCall) -> bool:
 
 
 _BY_AXES, _REPLICAS, _PARTITIONS = "enable-rgv3", "replica-count", "partition-count"
+_GATHERS_ALONE, _SCATTERS_TOGETHER = "per-dim-all-gather", "combine-multi-dimension-reduce-scatter"
+_MARKS_SUMS, _METADATA = "mark-partial-result-with-unreduced-axes", "keep-module-sharding-metadata"
+_BY_OP, _SINGLE_DEVICE, _DIRECTORY = (
+    "run-op-priority-propagation",
+    "use-single-device-mesh-names",
+    "module-dump-directory",
+)
+_HALO, _UNSAFE = "enable-halo-exchange", "rng-bit-generator-unsafe"
 _WHOLE_NUMBER = ()
+_EITHER = ("true", "false")
 _KEEP, _CONSERVATIVE, _REDUNDANT = "keep-sharding-rules", "conservative-propagation", "keep-redundant-reshards"
 # Passes that change the module itself; the others go through a propagation problem.
 IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
@@ -92,7 +103,7 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
     "sdy-reshard-to-collectives": lambda module, call: reshards_to_collectives(module, call.flag(_REDUNDANT)),
     "sdy-remove-propagation-debug-info": lambda module, call: remove_debug_info(module),
     "sdy-inline-meshes": lambda module, call: inline_meshes(module),
-    "sdy-drop-sharding-and-mesh": lambda module, call: drop_shardings_and_meshes(module),
+    "sdy-drop-sharding-and-mesh": lambda module, call: drop_shardings_and_meshes(module, call.flag(_METADATA)),
     "sdy-convert-global-to-local": _convert_to_local,
     "sdy-explicit-gather-scatter-batching": lambda module, call: make_batching_explicit(module),
     "sdy-pad-for-divisibility": lambda module, call: pad_for_divisibility(module),
@@ -107,9 +118,20 @@ IN_PLACE: dict[str, Callable[[Any, PassCall], None]] = {
 }
 _FULLY, _NAMED_EDGES = "dedup-functions-fully", "add-data-flow-edges-on-named-computations"
 _DEBUGGING = ("debug-sharding-origins", "debug-propagation-edge-sharding")
+_SINKING = tuple(f"sink-{name}" for name in _DEBUGGING)
 _STRATEGY = {
-    **dict.fromkeys((_KEEP, _CONSERVATIVE), ("true", "false")),
+    **dict.fromkeys((_KEEP, _CONSERVATIVE), _EITHER),
     **dict.fromkeys(_DEBUGGING, ("false",)),
+    _DIRECTORY: ("",),
+}
+_FOR_READERS = ("it writes attributes that only Shardy's own tools read", "-{name} --explain")
+_TO_OUTPUT = ("what passes print goes to the standard output", "meshwright opt -{name} … > saved.mlir")
+# Values of options that Shardy has and this does not: why, and what to write instead.
+_UNOFFERED: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys((*_DEBUGGING, *_SINKING), _FOR_READERS),
+    _DIRECTORY: _TO_OUTPUT,
+    _HALO: ("what moves between neighbours is made whole first", f"-{{name}}={_HALO}=false"),
+    _SCATTERS_TOGETHER: ("each dim is scattered by itself", "-{name}"),
 }
 # The options of each pass with the values that they may have; none stand for any whole number.
 OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -118,17 +140,30 @@ OPTIONS: Mapping[str, Mapping[str, Sequence[str]]] = {
         name: {
             **_STRATEGY,
             "propagation-strategy": ("aggressive", "basic"),
+            **({} if name == "sdy-aggressive-propagate" else {_BY_OP: _EITHER}),
         }
         for name in ("sdy-aggressive-propagate", "sdy-op-priority-propagate", "sdy-user-priority-propagate")
     },
-    "sdy-populate-op-sharding-rules": {_CONSERVATIVE: ("true", "false")},
-    "sdy-insert-explicit-reshards": {"enable-full-version": ("true", "false")},
-    "sdy-propagation-pipeline": {_FULLY: ("true", "false")},
-    "sdy-unflatten-call-graph": {_FULLY: ("true", "false")},
-    "sdy-import-func-calls": {_NAMED_EDGES: ("true", "false")},
-    "sdy-reshard-to-collectives": {_REDUNDANT: ("true", "false")},
-    "sdy-convert-global-to-local": {_BY_AXES: ("true", "false")},
-    "sdy-resolve-permutation-factors": {"enable-halo-exchange": ("false",)},
+    "sdy-apply-sharding-constraints": dict.fromkeys(_DEBUGGING, ("false",)),
+    "sdy-sink-data-flow-edges": dict.fromkeys(_SINKING, ("false",)),
+    "sdy-lift-inlined-meshes": {_SINGLE_DEVICE: _EITHER},
+    "sdy-drop-sharding-and-mesh": {_METADATA: _EITHER},
+    "sdy-populate-op-sharding-rules": {_CONSERVATIVE: _EITHER},
+    "sdy-insert-explicit-reshards": {"enable-full-version": _EITHER, _MARKS_SUMS: _EITHER},
+    "sdy-propagation-pipeline": {_FULLY: _EITHER},
+    "sdy-unflatten-call-graph": {_FULLY: _EITHER},
+    "sdy-import-func-calls": {_NAMED_EDGES: _EITHER},
+    "sdy-reshard-to-collectives": {_REDUNDANT: _EITHER},
+    "sdy-convert-global-to-local": {
+        **dict.fromkeys((_BY_AXES, _GATHERS_ALONE), _EITHER),
+        _SCATTERS_TOGETHER: ("false",),
+        **dict.fromkeys((_REPLICAS, _PARTITIONS), _WHOLE_NUMBER),
+    },
+    "sdy-resolve-permutation-factors": {
+        _HALO: ("false",),
+        _UNSAFE: _EITHER,
+        **dict.fromkeys((_REPLICAS, _PARTITIONS), _WHOLE_NUMBER),
+    },
     "sdy-resolve-single-device-sharding": {_REPLICAS: _WHOLE_NUMBER, _PARTITIONS: _WHOLE_NUMBER},
 }
 # Passes of Shardy that are not here: why, and what to write instead.
@@ -183,12 +218,11 @@ def checked_pass(text: str) -> PassCall:
                     why="it is a whole number",
                     fix=f"-{call.name}={option}=1",
                 )
-        elif (value or "true") not in options[option]:
-            if option in _DEBUGGING:
+        elif value not in options[option] and (value or "true") not in options[option]:
+            if option in _UNOFFERED:
+                why, fix = _UNOFFERED[option]
                 raise MeshwrightError(
-                    f"The option {option} of {call.name} is not offered.",
-                    why="it writes attributes that only Shardy's own tools read",
-                    fix=f"-{call.name} --explain",
+                    f"The option {option} of {call.name} is not offered.", why=why, fix=fix.format(name=call.name)
                 )
             raise MeshwrightError(
                 f"The option {option} of {call.name} cannot be {value!r}.",
@@ -233,6 +267,8 @@ def _propagated(module: Any, calls: Sequence[PassCall], warnings: list[str], nam
     options = [_options(call) for call in calls]
     conservative = any(one.conservative for one in options)
     reader = ModuleReader(module, names, _LIFT in single, conservative)
+    if any(call.flag(_SINGLE_DEVICE) for call in calls):
+        reader.shardings.single_device = "single_device"
     try:
         answer = run(reader.read(), passes, options=options)
     except MeshwrightError:
@@ -269,7 +305,9 @@ def _pipeline(call: PassCall) -> str:
 
 def _options(call: PassCall) -> Options:
     strategy = call.options.get("propagation-strategy", "aggressive")
-    return Options(call.flag(_CONSERVATIVE), strategy, call.flag(_FULLY), call.flag(_NAMED_EDGES, True))
+    return Options(
+        call.flag(_CONSERVATIVE), strategy, call.flag(_FULLY), call.flag(_NAMED_EDGES, True), call.flag(_BY_OP, True)
+    )
 
 
 def _clean(module: Any) -> None:

@@ -6,6 +6,7 @@ a dim which its axes do not divide with another: the padding of its end would be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -15,6 +16,8 @@ from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import RULE, SHARDING, Rules, walk
 from meshwright.interop.shardy.value_shardings import ValueShardings
 from meshwright.interop.stablehlo.context import Types, context, integer, integers
+from meshwright.propagate.problem import FactorRule
+from meshwright.propagate.project import project, shapes_of
 from meshwright.sharding.axes import total_size
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.named import TensorSharding
@@ -45,7 +48,8 @@ def resolve_permutations(module: Any) -> None:
                 continue
             rule = rules(op)
             if rule is not None:
-                moved = rule.permuted - _at_the_end(op, rule, operands, results) - _written_whole(op, rule, operands)
+                moved = rule.permuted & _split_factors(rule, [*operands, *results])
+                moved -= _at_the_end(op, rule, operands, results) | _written_whole(op, rule, operands)
                 moved |= _misaligned(op, rule, operands, results)
                 moved |= _in_groups(op, rule) | _windowed(op, rule, operands)
                 _make_whole(op, rule, _with_others(rule, moved, operands, results), operands, results)
@@ -53,6 +57,19 @@ def resolve_permutations(module: Any) -> None:
 
 def _is_split(sharding: TensorSharding | None) -> bool:
     return sharding is not None and not sharding.mesh.is_maximal and any(dim.axes for dim in sharding.dims)
+
+
+def _split_factors(rule: Factors, shardings: Sequence[TensorSharding | None]) -> frozenset[str]:
+    """The factors that axes split: of a dim of several, axes may come to the first ones only."""
+    shapes, _ = shapes_of(FactorRule.of(rule))
+    names = list(rule.sizes)
+    return frozenset(
+        names[factor]
+        for shape, sharding in zip(shapes, shardings, strict=True)
+        if sharding is not None and not sharding.mesh.is_maximal
+        for factor, (axes, overflow, _, _) in project(shape, sharding).items()
+        if axes or overflow
+    )
 
 
 def _at_the_end(
