@@ -156,7 +156,7 @@ def _counts(given: Any) -> list[int]:
 
 
 def _is_count(n: Any) -> bool:
-    return isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0
+    return isinstance(n, int | np.integer) and not isinstance(n, bool) and int(n) > 0
 
 
 def _order(one: FoundLayout) -> tuple[bool, float]:
