@@ -401,7 +401,7 @@ def test_errors(name: str) -> None:
 def test_numbers_may_be_those_of_numpy() -> None:
     same = [
         mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 2", memory=memory, fixed={"data": size}).best
-        for memory, size in ((8e9, 2), (np.float32(8e9), np.int64(2)), (np.int64(8e9), np.int32(2)))
+        for memory, size in ((8e9, 2), (np.float32(8e9), np.int64(2)))
     ]
     assert len({(one.seconds, one.fits, one.mesh) for one in same}) == 1
 
