@@ -288,6 +288,12 @@ ERRORS = {
   why:  it is a mesh, or the sizes of its axes
   fix:  fixed={"data": 8}""",
     ),
+    "fixed truth": (
+        lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", fixed={"x": True, "y": 8}),
+        """fixed is {'x': True, 'y': 8}.
+  why:  it is a mesh, or the sizes of its axes
+  fix:  fixed={"data": 8}""",
+    ),
     "batch": (
         lambda: mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 8", batch_args=2),
         """There is no argument 2.
@@ -392,6 +398,14 @@ def test_errors(name: str) -> None:
     assert "\n".join(lines) == text
 
 
+def test_numbers_may_be_those_of_numpy() -> None:
+    same = [
+        mw.find_layout(train_step, *mlp(8, 8, 8), topology="h100 2", memory=memory, fixed={"data": size}).best
+        for memory, size in ((8e9, 2), (np.float32(8e9), np.int64(2)))
+    ]
+    assert len({(one.seconds, one.fits, one.mesh) for one in same}) == 1
+
+
 def test_a_step_with_a_shard_map_is_refused() -> None:
     mesh = mw.make_mesh((8,), ("x",))
 
@@ -430,6 +444,14 @@ KINDS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dims of one": (lambda w, x: x @ w, (shape(1, 8), shape(16, 1))),
     "dims that do not divide": (lambda w, x: x @ w, (shape(5, 3), shape(7, 5))),
     "no results": (lambda w: None, (shape(8, 8),)),
+    "a value that is printed": (
+        lambda w, x: (y := x @ w, mw.debug.print("{}", mnp.sum(y)))[0],
+        (shape(8, 8), shape(16, 8)),
+    ),
+    "a loop that only prints": (
+        lambda w, x: (x @ w, mw.lax.scan(lambda _, row: (None, mw.debug.print("{}", row[0])), None, x))[0],
+        (shape(8, 8), shape(16, 8)),
+    ),
     "a result that is an argument": (lambda w: w, (shape(8, 8),)),
 }
 

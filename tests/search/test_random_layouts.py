@@ -241,3 +241,45 @@ def test_a_layout_that_differs_in_several_arguments_from_all_usual_ones_is_found
     found = mw.find_layout(step.function, *step.args, topology="tpu v5e 4")
     by_hand = [P(None, None, None, "model"), P("model"), P()]
     assert found.best.seconds <= seconds_of(step, {"data": 2, "model": 2}, by_hand, "tpu v5e 4") * (1 + 1e-9)
+
+
+def looked_up(ws: Any, x: Any) -> Any:
+    return nn.relu(mnp.mean(ws[0][x], 1) @ ws[1]) @ ws[2]
+
+
+def twice_split(ws: Any, x: Any) -> Any:
+    return mnp.einsum("bkh,ho->bko", mnp.einsum("bd,dkh->bkh", x, ws[0]), ws[1])
+
+
+@pytest.mark.parametrize(
+    ("forward", "ws", "x", "machine", "sizes", "specs"),
+    [
+        (
+            looked_up,
+            [shape(32768, 512, dtype="float32"), shape(512, 1024, dtype="float32"), shape(1024, 4096, dtype="float32")],
+            shape(8192, 16, dtype="int32"),
+            "h100 4",
+            {"data": 4},
+            [P(None, "data"), P(None, "data"), P(), P()],
+        ),
+        pytest.param(
+            twice_split,
+            [shape(1024, 8, 128), shape(128, 4096)],
+            shape(16, 1024),
+            "tpu v5e 8",
+            {"data": 2, "model": 4},
+            [P(None, ("data", "model")), P(None, "data"), P()],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_layout_whose_estimate_is_far_too_high_is_found(
+    forward: Any, ws: Any, x: Any, machine: str, sizes: dict[str, int], specs: list[P]
+) -> None:
+    def train(ws: Any, x: Any) -> Any:
+        value, gradient = mw.value_and_grad(lambda ws: mnp.mean(forward(ws, x).astype("float32") ** 2))(ws)
+        return value, mw.tree.map(lambda w, g: (w - 0.1 * g).astype(w.dtype), ws, gradient)
+
+    found = mw.find_layout(train, ws, x, topology=machine)
+    by_hand = seconds_of(RandomStep(train, (ws, x), "train"), sizes, specs, machine)
+    assert found.best.seconds <= by_hand * 1.02

@@ -132,10 +132,9 @@ class _Readable:
             place = place_in(layout)
             if place >= 0 and (self.dims.place(value) == place or value.type.shape[place] % tensor):
                 return False
-        value = first.outputs[0]
-        if first.kind != "input" or value in self.dims.batch:
+        if first.kind != "input" or first.outputs[0] in self.dims.batch:
             return True
-        shape = value.type.shape
+        shape = first.outputs[0].type.shape
         stacked = len(shape) > 1 and shape[0] in self.lengths  # loops take it row by row
         parts = [d for d, size in enumerate(shape) if size % tensor == 0 and size > 1 and d >= stacked]
         place = place_in(way.results[0])

@@ -105,11 +105,13 @@ class StepBound:
         """What kernels of elementwise ops take that make results of matmuls and arguments, each device an equal part:
         matmuls have kernels of their own, so these read what they need of memory, and write what is returned."""
         made = {v for v in self.graph.outputs if v.stored and v.step is not None and v.step.eqn is not None}
-        nbytes = 0.0
+        written, read = 0.0, dict[LaidValue, float]()
         for value in made:
             if is_elementwise(value.step.eqn):  # type: ignore[union-attr, arg-type]
-                nbytes += value.weight * (value.type.nbytes + sum(read_elementwise(value)))
-        return nbytes / devices / self.chip.known("hbm_bytes_per_s", inf)
+                written += value.weight * value.type.nbytes
+                for source, nbytes in read_elementwise(value):  # once, as one kernel may make several of the results
+                    read[source] = min(read.get(source, inf), value.weight * nbytes)
+        return (written + sum(read.values())) / devices / self.chip.known("hbm_bytes_per_s", inf)
 
     def other_seconds(self, devices: int) -> float:
         """What matmuls take that are not split by their factors alone, or several in a kernel, each split evenly."""

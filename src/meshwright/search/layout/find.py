@@ -96,6 +96,7 @@ def find_layout(
         raise MeshwrightError(
             f"The memory of a device is {memory!r}.", where=here(), why="it is a number of bytes", fix="memory=80e9"
         )
+    memory = float(memory)
     stay = None if fixed is None else [_fixed(fixed, machine)]
     check_constraints(whole.program, None if stay is None else stay[0])
     found, bound = list[FoundLayout](), inf
@@ -144,7 +145,7 @@ def _searched(
 def _counts(given: Any) -> list[int]:
     """How many parts the batch may come in."""
     counts = [1] if given is None else given if isinstance(given, list | tuple | range) else [given]
-    if not counts or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 for n in counts):
+    if not counts or not all(map(_is_count, counts)):
         raise MeshwrightError(
             f"microbatches is {given!r}.",
             where=here(),
@@ -152,6 +153,10 @@ def _counts(given: Any) -> list[int]:
             fix="microbatches=[1, 2, 4]",
         )
     return list(dict.fromkeys(map(int, counts)))
+
+
+def _is_count(n: Any) -> bool:
+    return isinstance(n, int | np.integer) and not isinstance(n, bool) and int(n) > 0
 
 
 def _order(one: FoundLayout) -> tuple[bool, float]:
@@ -187,7 +192,7 @@ def _with_whole(search: LayoutSearch) -> list[FoundLayout]:
 def _fixed(fixed: Any, machine: Topology) -> dict[str, int]:
     """The sizes of the mesh to stay on."""
     sizes = dict(fixed.shape) if isinstance(fixed, BaseMesh) else fixed
-    if not isinstance(sizes, Mapping) or not sizes or not all(isinstance(n, int) and n > 0 for n in sizes.values()):
+    if not isinstance(sizes, Mapping) or not sizes or not all(map(_is_count, sizes.values())):
         raise MeshError(
             f"fixed is {fixed!r}.",
             where=here(),
@@ -201,7 +206,7 @@ def _fixed(fixed: Any, machine: Topology) -> dict[str, int]:
             why=f"fixed is {dict(sizes)}, and the machine {machine.text}",
             fix=f'fixed={{"data": {machine.size}}}',
         )
-    return dict(sizes)
+    return {name: int(n) for name, n in sizes.items()}
 
 
 def _machine(topology: Any) -> Topology:

@@ -132,7 +132,7 @@ class GraphReader:
         for eqn in program.eqns:
             body = bodies.get(id(eqn))
             if body is not None and eqn.op.structure is Structure.ROWS:
-                self.scan(eqn, body, env, times, self.weight(eqn.outputs[0], outer))
+                self.scan(eqn, body, env, times, self.weight(eqn.outputs[0], outer) if eqn.outputs else outer)
                 continue
             given = [self.value(atom, env) for atom in eqn.inputs]
             free = all(x.free for x in given) and not eqn.op.effects

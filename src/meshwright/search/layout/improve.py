@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import accumulate, islice, product
 from math import inf, prod
+
+import numpy as np
 
 from meshwright.core import tree
 from meshwright.search.layout.found import FoundLayout
@@ -26,8 +28,13 @@ TRIED = 2_000  # equations of layouts that are simulated to improve on the best,
 MOST_TRIED = 48  # and layouts
 ENUMERATED = 256  # layouts of the arguments of a step: if there are no more, each is simulated,
 MOST_ENUMERATED = 8_000  # and that many equations of them
+SOME_ENUMERATED = 4_000  # where other meshes have more, this many
 ESTIMATED = 50_000  # equations of layouts of the arguments that are estimated, if that is all of them
+LIKELY = 2_000  # equations of these that are simulated,
+MOST_LIKELY = 96  # and layouts
 AS_FAST = 2  # of layouts for which the same is estimated, that are simulated: most are the same on other axes
+ROUND = 8  # of them, before estimates are corrected by what these take
+TINY = 1e-12  # seconds, of steps that take none
 ORDERED = 16  # tries, for fewer of which it does not pay to estimate them first
 MESHES = 3  # on which that is done
 
@@ -109,35 +116,69 @@ def _simulate_usual(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -
 
 
 def simulate_all(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> bool:
-    """Simulate every layout of arguments on meshes of one or two axes, if there are few; whether that was done."""
+    """Simulate every layout of arguments on those meshes of one or two axes on which there are few; whether these are
+    all such meshes."""
     meshes = [sizes for sizes in meshes if len(sizes) < 3]
     spaces = [[search.layouts(t, mesh_of(sizes)) for t in search.step.types] for sizes in meshes]
-    count = sum(prod(map(len, space)) for space in spaces)
-    if search.short is not None or count > min(ENUMERATED, MOST_ENUMERATED // max(1, search.equations)):
-        return False
-    for sizes, space in zip(meshes, spaces, strict=True):
-        for given in product(*space):
-            search.simulated(given, search.machine(sizes), {})
-    return True
+    counts = [prod(map(len, space)) for space in spaces]
+    most = min(ENUMERATED, MOST_ENUMERATED // max(1, search.equations)) if search.short is None else 0
+    if sum(counts) > most:
+        most = min(most, SOME_ENUMERATED // max(1, search.equations))
+    order = sorted(range(len(meshes)), key=lambda n: counts[n])
+    few = [n for n, known in zip(order, accumulate(counts[n] for n in order), strict=True) if known <= most]
+    for n in few:
+        for given in product(*spaces[n]):
+            search.simulated(given, search.machine(meshes[n]), {})
+    return len(few) == len(meshes)
 
 
 def simulate_likely(search: LayoutSearch, meshes: Sequence[Mapping[str, int]]) -> None:
     """Estimate every layout of arguments on meshes of one or two axes, if there are not too many, and simulate those
-    that are estimated to be the fastest: the best may differ in many arguments from every layout at hand."""
+    that are estimated to be the fastest: the best may differ in many arguments from every layout at hand. What was
+    simulated corrects the estimates of the others."""
     meshes = [sizes for sizes in meshes if len(sizes) < 3]
     spaces = [[search.layouts(t, mesh_of(sizes)) for t in search.step.types] for sizes in meshes]
     if search.short is not None or sum(prod(map(len, space)) for space in spaces) * search.equations > ESTIMATED:
         return
     changes = Changes(search, ordered=True)
-    found = [given for space in spaces for given in product(*space)]
-    found.sort(key=changes.seconds)
+    likely = [given for space in spaces for given in product(*space) if changes.seconds(given) < inf]
+    if not likely:
+        return
+    estimates = np.log([max(changes.seconds(given), TINY) for given in likely])
+    same, features = [f"{seconds:.6g}" for seconds in estimates], _features(likely)
     counts = Counter[str]()
-    most = len(search.made) + _tries(search)
-    for given in found:
-        seconds = f"{changes.seconds(given):.6g}"
-        counts[seconds] += 1
-        if counts[seconds] <= AS_FAST and len(search.made) < most:
-            search.simulated(given, search.machine(given[0].mesh.shape), {})
+    most = len(search.made) + min(MOST_LIKELY, LIKELY // max(1, search.equations))
+    left = [n for n, given in enumerate(likely) if (*given, frozenset()) not in search.made]
+    while left and len(search.made) < most:
+        expected = estimates + _errors(search, likely, estimates, features)
+        left.sort(key=lambda n: expected[n])
+        tried = list(islice((n for n in left if counts[same[n]] < AS_FAST), ROUND))
+        for n in tried:
+            counts[same[n]] += 1
+            search.simulated(likely[n], search.machine(likely[n][0].mesh.shape), {})
+        left = [n for n in left if n not in tried and counts[same[n]] < AS_FAST]
+
+
+def _features(likely: Sequence[Layouts]) -> np.ndarray:
+    """For each layout which sharding each argument has on which mesh, as ones among zeros."""
+    numbers: dict[tuple[int, TensorSharding], int] = {}
+    rows = [[numbers.setdefault((n, s), len(numbers)) for n, s in enumerate(given)] for given in likely]
+    found = np.zeros((len(likely), len(numbers)))
+    np.put_along_axis(found, np.array(rows), 1.0, axis=1)
+    return found
+
+
+def _errors(search: LayoutSearch, likely: Sequence[Layouts], estimates: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """By how much the logarithms of estimates are expected to be wrong: the sum of a number for each sharding of each
+    argument, by least squares from layouts that were simulated."""
+    made = [(n, search.made.get((*given, frozenset()))) for n, given in enumerate(likely)]
+    known = {n: np.log(max(one.seconds, TINY)) - estimates[n] for n, one in made if one is not None}
+    if not known:
+        return np.zeros(len(likely))
+    rows, wrong = features[list(known)], np.array(list(known.values()))
+    mean = wrong.mean()
+    found: np.ndarray = mean + features @ (rows.T @ np.linalg.solve(rows @ rows.T + np.eye(len(rows)), wrong - mean))
+    return found
 
 
 def _tries(search: LayoutSearch) -> int:

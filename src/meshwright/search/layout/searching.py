@@ -161,10 +161,10 @@ class LayoutSearch:
         """The specs of the values that decide."""
         found = {}
         for group in self.graph.groups:
-            value = group.first.outputs[0]
-            layout = one.layout(value)
-            if value.var is not None and group.first.kind == "eqn" and not layout.unreduced and value.type.ndim:
-                found[value.var] = layout.to_named().spec
+            for value in group.first.outputs[:1]:  # what is only printed makes none
+                layout = one.layout(value)
+                if value.var is not None and group.first.kind == "eqn" and not layout.unreduced and value.type.ndim:
+                    found[value.var] = layout.to_named().spec
         return found
 
     def simulated(

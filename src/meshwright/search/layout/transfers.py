@@ -109,9 +109,9 @@ def _back(value: LaidValue, reader: LayoutStep, number: int | None) -> _Path | N
     return None
 
 
-def read_elementwise(value: LaidValue) -> Iterator[float]:
-    """The bytes that kernels of elementwise ops read to make a value, at least: for each matmul, and each argument that
-    is read for no other value, from which it follows, of the smallest value on the way."""
+def read_elementwise(value: LaidValue) -> Iterator[tuple[LaidValue, float]]:
+    """What kernels of elementwise ops read to make a value: each matmul and argument from which it follows, and the
+    bytes of the smallest value on the way."""
     todo, known = deque([(value, value.type.nbytes)]), {value}
     while todo and len(known) < FAR:
         at, least = todo.popleft()
@@ -119,7 +119,7 @@ def read_elementwise(value: LaidValue) -> Iterator[float]:
         if step is None or at.free:
             continue
         if step.kind == "input" or (step.eqn is not None and is_product(step.eqn)):
-            yield least
+            yield at, least
         elif step.eqn is not None and is_elementwise(step.eqn):
             for _, before in _elements_from(step, at):
                 if before not in known:
