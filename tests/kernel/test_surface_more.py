@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.experimental.pallas
 import numpy as np
 import pytest
 
@@ -290,3 +291,12 @@ def test_kernels_are_written_out_with_their_sizes():
     assert caught.value.fix == f"platforms=['{caught.value.why.split()[-1]}'], or without platforms="
     scaled = pl.lower_as_mlir(lambda x, *, by: x * by, mnp.zeros(3), static_argnames="by", by=2)
     assert scaled.count("%arg") == 2
+
+
+def test_a_slice_that_starts_nowhere_is_all_of_a_dim():
+    def kernel(x_ref, out_ref):
+        out_ref[...] = x_ref[pl.ds(None), pl.ds(0, 4, None)]
+
+    x = mnp.arange(16.0).reshape(2, 8)
+    np.testing.assert_array_equal(pl.pallas_call(kernel, out(2, 4))(x), np.asarray(x)[:, :4])
+    assert pl.ds(None) == jax.experimental.pallas.ds(None)

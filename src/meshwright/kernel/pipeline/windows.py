@@ -124,14 +124,17 @@ class Window:
 
     # Blocks that come
 
-    def fetch(self, task: KernelTask, index: tuple[Any, ...], line: Source | None) -> None:
-        """Start to copy a block into the next slot."""
+    def fetch(self, task: KernelTask, index: tuple[Any, ...], line: Source | None, own: bool = False) -> None:
+        """Start to copy a block into the next slot; one for the run's ``own`` steps is there at once if it can be."""
         number = self.started
         self.started += 1
         outside, inside = self._parts(number, index, True)
         writers = None if outside.buffer.accesses is None else self.written(outside)
         self.origins[number % self.count] = (outside, writers, line)
-        self._start(task, outside, inside, number, line)
+        if own and task.machine.copy_now(outside, inside):
+            self.there.add(number)
+        else:
+            self._start(task, outside, inside, number, line)
 
     def take(self, task: KernelTask) -> None:
         """Go on from a block that is in the next slot."""
