@@ -134,7 +134,8 @@ class AccessChecker:
             f"a result of {name}, are never written.",
             where=home.show() if home else "",
             why="what they hold when the kernel ends is arbitrary",
-            fix="store to all of it, in some step of the grid; or make the result smaller: out_shape",
+            fix="store to all of it, in some step of the grid; or make the result smaller: out_shape;\n"
+            "or let an operand say what the rest holds: input_output_aliases={0: 0}",
         )
 
     def _coming(self, task: KernelTask, region: BufferRegion, source: Source | None) -> bool:
