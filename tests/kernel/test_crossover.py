@@ -56,6 +56,15 @@ def test_the_table(model, capsys):
     assert text[-1] == "The kernel is faster from a last dim of 2048 on."
 
 
+def test_larger_sizes_follow_until_the_kernel_is_faster(model, capsys):
+    args = ["--args", "bf16[2048,8192] bf16[8192,256]", "--hardware", "tpu v5e 4x4"]
+    assert main(["kernel", model, *args, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    sizes = [row["size"] for row in rows]
+    assert sizes == [sizes[0] << n for n in range(len(sizes))] and sizes[-1] == 2048
+    assert [row["ratio"] < 1 for row in rows] == [False] * (len(rows) - 1) + [True]
+
+
 def test_without_sizes_there_is_no_time(model, capsys):
     assert main(["kernel", model, "--hardware", "tpu v5e 4x4"]) == 2
     assert "--hardware needs --args." in capsys.readouterr().err

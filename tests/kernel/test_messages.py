@@ -274,6 +274,39 @@ def test_steps_along_a_parallel_axis_may_be_run_in_any_order():
     )
 
 
+def test_what_another_step_along_a_parallel_axis_has_left_may_be_read_if_nothing_comes_of_it():
+    def discarding(x_ref, out_ref, total_ref):
+        total_ref[...] = mnp.where(pl.program_id(0) >= 0, x_ref[...], total_ref[...] + x_ref[...])
+        out_ref[...] = total_ref[...] + 1
+
+    x = mnp.arange(32.0).reshape(4, 8)
+    np.testing.assert_array_equal(
+        along_a_parallel_axis(discarding, pl.Debug(schedules=16))(x), np.arange(32.0).reshape(4, 8) + 1
+    )
+
+    def partly(x_ref, out_ref, total_ref):
+        first = lax.broadcasted_iota(mnp.int32, (1, 8), 1) < 3
+        out_ref[...] = mnp.where(first, total_ref[...], x_ref[...])
+        total_ref[...] = x_ref[...]
+
+    def first_set(x_ref, out_ref, total_ref):
+        @pl.when(pl.program_id(0) == 0)
+        def _():
+            total_ref[...] = x_ref[...]
+
+        partly(x_ref, out_ref, total_ref)
+
+    assert failing(along_a_parallel_axis(first_set, pl.Debug()), x) == (
+        "total_ref carries a value along axis 0 of the grid, which is said to be parallel.\n"
+        "  at:   FILE:N   out_ref[...] = mnp.where(first, total_ref[...], x_ref[...])\n"
+        "  why:  step 2 along it reads what step 1 has written at FILE:N   total_ref[...] = x_ref[...];\n"
+        "        steps along a parallel axis are run in any order, or on several cores\n"
+        "        and 9 of the 32 elements of out_ref, a result, depend on them:\n"
+        "        FILE:N   out_ref[...] = mnp.where(first, total_ref[...], x_ref[...])\n"
+        '  fix:  "arbitrary" in the place of "parallel" for axis 0 in dimension_semantics'
+    )
+
+
 def test_specs_are_block_specs():
     for specs in (["x"], [(pl.BlockSpec(), pl.BlockSpec())]):
         text = failing(pl.pallas_call(lambda *_: None, struct((2,)), in_specs=specs), mnp.ones(2))

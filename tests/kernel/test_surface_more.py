@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.experimental.pallas
 import numpy as np
 import pytest
 
@@ -290,3 +291,62 @@ def test_kernels_are_written_out_with_their_sizes():
     assert caught.value.fix == f"platforms=['{caught.value.why.split()[-1]}'], or without platforms="
     scaled = pl.lower_as_mlir(lambda x, *, by: x * by, mnp.zeros(3), static_argnames="by", by=2)
     assert scaled.count("%arg") == 2
+
+
+def test_a_slice_that_starts_nowhere_is_all_of_a_dim():
+    def kernel(x_ref, out_ref):
+        out_ref[...] = x_ref[pl.ds(None), pl.ds(0, 4, None)]
+
+    x = mnp.arange(16.0).reshape(2, 8)
+    np.testing.assert_array_equal(pl.pallas_call(kernel, out(2, 4))(x), np.asarray(x)[:, :4])
+    assert pl.ds(None) == jax.experimental.pallas.ds(None)
+
+
+def named_rows(rows, size=8, scatter=False, debug=None, index_map=None):
+    """Twice the rows that are named, eight in each step; or twice all rows, put to where they are named."""
+    named = pl.BlockSpec((pl.Indirect(8), 128), index_map or (lambda i, rows: (rows[pl.ds(i * 8, size)], 0)))
+    box = pl.BlockSpec((8, 128), lambda i, rows: (i, 0))
+    spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(len(rows) // 8,),
+        in_specs=[box if scatter else named],
+        out_specs=named if scatter else box,
+    )
+
+    def kernel(rows, x_ref, out_ref):
+        out_ref[...] = x_ref[...] * 2
+
+    call = pl.pallas_call(kernel, out(len(rows), 128), grid_spec=spec, debug=debug)
+    return call(np.asarray(rows, np.int32), numbers(16, 128))
+
+
+def numbers(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("debug", [None, pl.Debug(schedules=16)])
+def test_blocks_of_rows_that_an_array_names(debug):
+    rows = [3, 3, 15, 0, 7, 1, 1, 2, 9, 10, 3, 4, 4, 4, 4, 14]
+    np.testing.assert_array_equal(named_rows(rows, debug=debug), 2 * numbers(16, 128)[rows])
+    places = np.random.default_rng(1).permutation(16)
+    expected = np.zeros((16, 128), np.float32)
+    expected[places] = 2 * numbers(16, 128)
+    np.testing.assert_array_equal(named_rows(places, scatter=True, debug=debug), expected)
+    by_ref = lambda i, rows: (rows.at[pl.ds(i * 8, 8)], 0)
+    np.testing.assert_array_equal(named_rows(rows, debug=debug, index_map=by_ref), 2 * numbers(16, 128)[rows])
+
+
+def test_mistakes_in_the_names_of_rows():
+    with pytest.raises(pltpu.KernelError, match="element 16 is not one of 16; the operand has shape"):
+        named_rows([0] * 15 + [16])
+    with pytest.raises(pltpu.RaceError):
+        named_rows([*range(15), 0], scatter=True, debug=pl.Debug())
+    with pytest.raises(pltpu.KernelError) as error:
+        named_rows(range(16), size=4)
+    assert str(error.value).startswith(
+        "The index map of input 0 of the pipeline returns int32[4] for a dim that is Indirect(block_size=8).\n"
+    )
+    assert str(error.value).endswith(
+        "  why:  each element of the block is named by an integer\n"
+        "  fix:  an array of 8 integers: rows[pl.ds(i * 8, 8)]"
+    )

@@ -28,7 +28,7 @@ from meshwright.kernel.calling import Given
 from meshwright.kernel.language.body import trace
 from meshwright.kernel.language.indexing import Slice
 from meshwright.kernel.language.spaces import MemorySpace, MemoryType, Semaphores, SemaphoreType, semantics
-from meshwright.kernel.pipeline.blocks import Blocked, BlockSpec, BoundedSlice, Buffered, Element, Squeezed
+from meshwright.kernel.pipeline.blocks import Blocked, BlockSpec, BoundedSlice, Buffered, Element, Indirect, Squeezed
 
 
 def to_jax(call: Callable[..., Any], *, interpret: Any = True) -> Callable[..., Any]:
@@ -212,7 +212,7 @@ class _Theirs:
                 pipeline_mode=value.pipeline_mode,
                 indexing_mode=value.indexing_mode,
             )
-        if isinstance(value, Blocked | Squeezed | Element | BoundedSlice | Buffered):
+        if isinstance(value, Blocked | Squeezed | Element | BoundedSlice | Indirect | Buffered):
             fields = vars(value).values() if isinstance(value, Buffered) else value
             return getattr(self.pl, type(value).__name__)(*fields)
         if isinstance(value, Slice):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.arrays import scalars
 from meshwright.arrays.operands import (
     ArrayLike,
     DTypeLike,
@@ -200,6 +201,9 @@ def full_like(
         a = value(a)
     have, weak = (dtypes.canonical(np.dtype(a.dtype)), getattr(a, "weak_type", False))
     as_it_lies = shape is None and device is None and out_sharding is None
+    plain = as_it_lies and dtype is None and not weak and getattr(a, "_sharding", None) is None
+    if plain and scalars.state.compiling and state.builder is None and is_number(fill_value):
+        return _filled(tuple(a.shape), fill_value, have, None)  # kernels ask for it again and again
     like = getattr(a, "type", None) if as_it_lies else None
     if as_it_lies and state.builder is None:
         device = a._sharding if a.__class__ is Array else getattr(a, "sharding", None)

@@ -60,6 +60,8 @@ def _reflected(op: Op, self: Value, other: Any) -> Any:
 
 def _ordered(op: Op, self: Value, other: Any) -> Any:
     """A comparison by order, which complex numbers have in NumPy only."""
+    if scalars.state.active and self.type is scalars.INDEX:
+        return _operator(op, self, other)
     other_kind = "c" if isinstance(other, complex) else getattr(getattr(other, "dtype", None), "kind", "")
     if "c" in (self.type.dtype.kind, other_kind) and is_operand(other):
         return logic.ordered(op, self, other)

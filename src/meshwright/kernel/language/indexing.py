@@ -23,12 +23,15 @@ class Slice(NamedTuple):
     stride: int = 1
 
 
-def ds(start: Any, size: int | None = None, stride: int = 1) -> Slice:
-    """``size`` elements from ``start``, ``stride`` apart. ``ds(n)`` are the first n.
+def ds(start: Any, size: int | None = None, stride: int | None = None) -> Slice | slice:
+    """``size`` elements from ``start``, ``stride`` apart. ``ds(n)`` are the first n, ``ds(None)`` are all.
 
     >>> ds(8, 4)
     Slice(start=8, size=4, stride=1)
     """
+    if start is None:
+        return slice(None)
+    stride = 1 if stride is None else stride
     return Slice(0, as_int(start), stride) if size is None else Slice(start, as_int(size), as_int(stride))
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from meshwright.core.dtypes import DType
 from meshwright.core.source import Source, here
 from meshwright.kernel.language.indexing import Slice, as_int
+from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.spaces import MemorySpace
 from meshwright.kernel.run.faults import AlignmentError, BoundsError, KernelError
 
@@ -45,12 +49,12 @@ class BoundedSlice(NamedTuple):
 
 
 class Indirect(NamedTuple):
-    """A dim indexed by an array: of inputs a gather, of outputs a scatter."""
+    """A dim of which a block has the elements that an array names: of inputs a gather, of outputs a scatter."""
 
     block_size: int
 
 
-BlockDim = Blocked | Squeezed | Element | BoundedSlice
+BlockDim = Blocked | Squeezed | Element | BoundedSlice | Indirect
 
 
 class RevisitMode(Enum):
@@ -157,7 +161,7 @@ Cut = tuple[slice, ...]
 class OperandBlocks:
     """The blocks of one operand: a spec checked against the operand's shape."""
 
-    __slots__ = ("cut", "dims", "index_map", "kept", "label", "seen", "shape", "sizes", "whole")
+    __slots__ = ("cut", "dims", "gathers", "index_map", "kept", "label", "seen", "shape", "sizes", "whole")
 
     def __init__(self, spec: BlockSpec, shape: tuple[int, ...], label: str) -> None:
         self.shape = shape
@@ -183,7 +187,8 @@ class OperandBlocks:
         self.kept = tuple(0 if isinstance(dim, Squeezed) else slice(None) for dim in self.dims)
         self.seen = tuple(n for n, dim in zip(self.sizes, self.dims, strict=True) if not isinstance(dim, Squeezed))
         self.cut: dict[tuple[Any, ...], tuple[Cut, Cut | None]] = {}
-        self.whole = spec.index_map is None and self.sizes == shape
+        self.gathers = any(isinstance(dim, Indirect) for dim in self.dims)  # whether a block is no box
+        self.whole = spec.index_map is None and self.sizes == shape and not self.gathers
 
     @property
     def fit(self) -> bool:
@@ -198,7 +203,7 @@ class OperandBlocks:
     def index(self, step: tuple[Any, ...]) -> tuple[Any, ...]:
         """The block index of a grid step, as Python numbers: equal ones are the same block."""
         if self.index_map is None:
-            return (0,) * len(self.dims)
+            return tuple(tuple(range(dim.block_size)) if isinstance(dim, Indirect) else 0 for dim in self.dims)
         try:
             found = self.index_map(*step)
         except TypeError:
@@ -213,7 +218,10 @@ class OperandBlocks:
                 fix="lambda i, j: (i, j), one index per dim of the operand",
             )
         try:
-            return tuple([(as_int(v.start), as_int(v.size)) if v.__class__ is Slice else as_int(v) for v in values])
+            if self.gathers:
+                both = zip(values, self.dims, strict=True)
+                return tuple([self._named(v, dim) if isinstance(dim, Indirect) else _at(v) for v, dim in both])
+            return tuple([_at(v) for v in values])
         except BoundsError:
             raise BoundsError(
                 f"The index map of {self.label} returns {found!r}.",
@@ -222,8 +230,20 @@ class OperandBlocks:
                 fix="integers, or pl.ds(start, size) for a dim that is a pl.BoundedSlice; i // 2 divides integers",
             ) from None
 
+    def _named(self, value: Any, dim: Indirect) -> tuple[int, ...]:
+        """The elements of a dim that an index map names: by an array, a ref of one, or a list."""
+        found = np.asarray(value[...] if isinstance(value, Ref) else value)
+        if found.shape != (dim.block_size,) or found.dtype.kind not in "iu":
+            raise KernelError(
+                f"The index map of {self.label} returns {found.dtype.name}{list(found.shape)} for a dim that is {dim}.",
+                where=self.where(),
+                why="each element of the block is named by an integer",
+                fix=f"an array of {dim.block_size} integers: rows[pl.ds(i * {dim.block_size}, {dim.block_size})]",
+            )
+        return tuple(found.tolist())
+
     def box(self, index: tuple[Any, ...]) -> Box:
-        """Where a block is."""
+        """Where a block is, or one of its rows."""
         starts, stops = [], []
         for n, (at, dim, size) in enumerate(zip(index, self.dims, self.sizes, strict=True)):
             if isinstance(dim, BoundedSlice):
@@ -231,6 +251,10 @@ class OperandBlocks:
                 if length > size:
                     raise self._outside(index, n, f"the slice of {length} is longer than the block's {size}")
                 stop = start + length
+            elif isinstance(dim, Indirect):
+                start, stop = at, at + 1
+                if not 0 <= at < self.shape[n]:
+                    raise self._outside(index, n, f"element {at} is not one of {self.shape[n]}")
             elif isinstance(dim, Element):
                 start = at - dim.padding[0]
                 stop = start + size
@@ -263,6 +287,18 @@ class OperandBlocks:
         if len(self.cut) < 4096:
             self.cut[index] = found
         return found
+
+    def rows(self, index: tuple[Any, ...]) -> Iterator[tuple[Cut, Cut]]:
+        """The boxes that make a block with named elements: what of the operand each is, and what of the block."""
+        named = [isinstance(dim, Indirect) for dim in self.dims]
+        choices = [enumerate(at) if found else ((0, at),) for at, found in zip(index, named, strict=True)]
+        for chosen in product(*choices):
+            outer, inner = self.parts(tuple(at for _, at in chosen))
+            inside = list(inner or (slice(0, n) for n in self.sizes))
+            for dim, (n, _) in enumerate(chosen):
+                if named[dim]:
+                    inside[dim] = slice(n, n + 1)
+            yield outer, tuple(inside)
 
     def require_tiles(self, dtype: DType) -> None:
         """Refuse blocks whose last two dims are neither whole tiles nor all of the operand."""
@@ -304,6 +340,11 @@ class OperandBlocks:
             ) from None
 
 
+def _at(value: Any) -> Any:
+    """What an index map says of a dim, in Python's numbers."""
+    return (as_int(value.start), as_int(value.size)) if value.__class__ is Slice else as_int(value)
+
+
 @lru_cache(maxsize=512)
 def blocks_of(spec: BlockSpec, shape: tuple[int, ...], label: str) -> OperandBlocks:
     """The blocks of an operand; the same for all devices."""
@@ -313,14 +354,7 @@ def blocks_of(spec: BlockSpec, shape: tuple[int, ...], label: str) -> OperandBlo
 def _mode(dim: Any, size: int, indexing_mode: Any) -> BlockDim:
     if dim is None:
         return Squeezed()
-    if isinstance(dim, Indirect):
-        raise KernelError(
-            f"A block has {dim} for a dim.",
-            where=here(),
-            why="blocks are boxes here: rows that an array names come one by one",
-            fix="pl.BlockSpec((1, 128), lambda i, rows: (rows[i], 0)) over a grid of rows, which are prefetched",
-        )
-    if isinstance(dim, Blocked | Squeezed | Element | BoundedSlice):
+    if isinstance(dim, Blocked | Squeezed | Element | BoundedSlice | Indirect):
         return dim
     if indexing_mode is not None and not isinstance(indexing_mode, Blocked | type):
         return Element(as_int(dim))

@@ -102,9 +102,10 @@ class PipelineOperand:
         """Refuse a window that holds a block of other memory than the first step works on, or an old one of it."""
         window = self.window
         assert window is not None
-        held, own = window.origin, window.block(self.index(0))
+        held = window.origin
         if held is None:
             return
+        own = window.block(self.index(0))
         what = f"The window of {self.blocks.label} holds {held.block.text} at the start of a run on {own.text}."
         why = f"it was fetched at {held.line.show()}" if held.line else "it was fetched before"
         if not held.block.same(own):
@@ -154,6 +155,13 @@ class PipelineOperand:
         """The block in the operand's own memory."""
         if self.blocks.whole or self.ref.memory_space is MemorySpace.SEMAPHORE:
             return self.ref
+        if self.blocks.gathers:
+            raise KernelError(
+                f"A block of {self.blocks.label} is of elements that are named, and it has no buffer.",
+                where=self.blocks.where(),
+                why="they are copied to one, as they do not lie side by side in the operand",
+                fix="leave memory_space out of the BlockSpec, so that the blocks come to VMEM",
+            )
         outside, inside = self.blocks.parts(self.index(step))
         if inside is not None:
             raise KernelError(

@@ -194,7 +194,7 @@ class PipelineRun:
             elif operand.changes(window.target):
                 if window.comes or self.sums:
                     self._finish(operand, window.target)
-                window.fetch(self.task, operand.index(window.target), self.line)
+                window.fetch(self.task, operand.index(window.target), self.line, own=True)
             window.target += 1
 
     def _is_there(self, operand: PipelineOperand, window: Window) -> bool:

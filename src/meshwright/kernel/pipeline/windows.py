@@ -109,6 +109,9 @@ class Window:
 
     def _nbytes(self, index: tuple[Any, ...]) -> int:
         """The bytes of a block, without what lies outside the operand."""
+        if self.blocks.gathers:
+            rows = (prod(part.stop - part.start for part in outer) for outer, _ in self.blocks.rows(index))
+            return int(self.ref.data.itemsize * sum(rows))
         outside, inside = self.blocks.parts(index)
         if inside is None:
             return self.nbytes
@@ -119,19 +122,40 @@ class Window:
         copy.pipelined = True
         task.machine.start(copy, None, self.semaphores[number % self.count])
 
+    def _start_rows(
+        self, task: KernelTask, number: int, index: tuple[Any, ...], line: Source | None, incoming: bool
+    ) -> None:
+        """Start the copies of a block whose elements are named: one for each box of it."""
+        slot = self.slots[number % self.count]
+        self.origins[number % self.count] = None
+        if incoming:
+            slot.buffer.fill_unwritten()
+            fill_poison(slot.data)
+            if slot.buffer.accesses is not None:
+                slot.buffer.accesses.fill(slot)
+        for outer, inner in self.blocks.rows(index):
+            outside, inside = _part(self.ref, outer), _part(slot, inner)
+            self._start(task, *((outside, inside) if incoming else (inside, outside)), number, line)
+
     def _wait(self, task: KernelTask, number: int, index: tuple[Any, ...], why: str) -> None:
         task.machine.wait(task, self.semaphores[number % self.count], self._nbytes(index), why)
 
     # Blocks that come
 
-    def fetch(self, task: KernelTask, index: tuple[Any, ...], line: Source | None) -> None:
-        """Start to copy a block into the next slot."""
+    def fetch(self, task: KernelTask, index: tuple[Any, ...], line: Source | None, own: bool = False) -> None:
+        """Start to copy a block into the next slot; one for the run's ``own`` steps is there at once if it can be."""
         number = self.started
         self.started += 1
+        if self.blocks.gathers:
+            self._start_rows(task, number, index, line, True)
+            return
         outside, inside = self._parts(number, index, True)
         writers = None if outside.buffer.accesses is None else self.written(outside)
         self.origins[number % self.count] = (outside, writers, line)
-        self._start(task, outside, inside, number, line)
+        if own and task.machine.copy_now(outside, inside):
+            self.there.add(number)
+        else:
+            self._start(task, outside, inside, number, line)
 
     def take(self, task: KernelTask) -> None:
         """Go on from a block that is in the next slot."""
@@ -178,10 +202,14 @@ class Window:
     def leave(self, task: KernelTask, index: tuple[Any, ...], line: Source | None) -> None:
         """Start to copy the current block out."""
         number = self.opened - 1
+        self.leaving.append((number, index))
+        if self.blocks.gathers:
+            self._require_landed(task, self.slots[number % self.count])
+            self._start_rows(task, number, index, line, False)
+            return
         outside, inside = self._parts(number, index, False)
         self._require_landed(task, inside)
         self._start(task, inside, outside, number, line)
-        self.leaving.append((number, index))
 
     def _require_landed(self, task: KernelTask, slot: Ref) -> None:
         """Refuse to write back a block that a copy of the body has still to write; looked for, it is a race."""

@@ -177,17 +177,17 @@ class AccessMap:
         first = view.flat[0]
         return {int(first)} if (view == first).all() else set(np.unique(view).tolist())
 
-    def undefined(self, region: BufferRegion) -> Any:
-        """Which of the elements have no value: all or none (a bool), or those of a mask."""
+    def undefined(self, region: BufferRegion, others: Collection[int] = ()) -> Any:
+        """Which elements have no value, or are of ``others`` among the writes: all or none (a bool), or a mask."""
         cells = self.select(region)
         if cells is not None:
-            found = {cell.write == 0 or cell.write & UNDEFINED != 0 for cell in cells}
+            found = {cell.write == 0 or cell.write & UNDEFINED != 0 or cell.write in others for cell in cells}
             if len(found) == 1:
                 return found.pop()
             assert self.cells is not None
             self._refine(self.cells)
         view = select_elements(self.writes, region.path)
-        return (view == 0) | (view & UNDEFINED != 0)
+        return (view == 0) | (view & UNDEFINED != 0) | np.isin(view, list(others))
 
     def last_reads(self, region: BufferRegion) -> Iterator[tuple[int, int]]:
         """The reads by tasks of a region, the last of each among them."""

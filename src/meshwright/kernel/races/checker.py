@@ -11,8 +11,8 @@ import numpy as np
 from meshwright.core.source import Source
 from meshwright.kernel.races.accesses import UNDEFINED, AccessMap, BufferRegion, WholeBuffer
 from meshwright.kernel.races.history import Access, History, Race
-from meshwright.kernel.races.poison import PoisonOrigin
-from meshwright.kernel.run.faults import KernelError, UninitializedError
+from meshwright.kernel.races.poison import CarriedValue, PoisonOrigin
+from meshwright.kernel.run.faults import UninitializedError
 from meshwright.kernel.run.memory import Buffer, select_elements
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ class AccessChecker:
     def __init__(self, history: History, buffer: Buffer, initialized: bool) -> None:
         self.history = history
         self.buffer = buffer
-        # The read of memory nobody wrote that what is stored here depends on, and the line of the store.
-        self.poison: tuple[PoisonOrigin, Source | None] | None = None
+        # The read that gave no value that what is stored here depends on, and the line of the store.
+        self.poison: tuple[PoisonOrigin | CarriedValue, Source | None] | None = None
         self.access_map = AccessMap(buffer.data.shape, _INITIAL if initialized else 0)
         self.was_read = False
 
@@ -47,19 +47,19 @@ class AccessChecker:
         cell = self.access_map.only(region)
         if cell is not None and cell.write and not cell.write & UNDEFINED:
             self._after_write(task, cell.write, "reads", task, source)
-            if task.steps:
-                self._require_own_step(task, cell.write, source)
             cell.reads[task.entity] = self.history.event(task, source)
-            return None
+            return True if task.steps and self._carried(task, cell.write) else None
         undefined = False
+        carried = []
         for value in self.access_map.written(region):
             if value == 0 or value & UNDEFINED:
                 undefined = undefined or not self._coming(task, region, source)
             if value and not (value & UNDEFINED and undefined):
                 self._after_write(task, value, "reads", task, source)
-                self._require_own_step(task, value, source)
+                if task.steps and not value & UNDEFINED and self._carried(task, value):
+                    carried.append(value)
         self.access_map.read(region, task.entity, self.history.event(task, source))
-        return self.access_map.undefined(region) if undefined else None
+        return self.access_map.undefined(region, carried) if undefined or carried else None
 
     def write_by_task(self, task: KernelTask, region: BufferRegion, undefined: Any = None) -> None:
         """A store; of what has no value, where ``undefined``."""
@@ -81,35 +81,34 @@ class AccessChecker:
         self.write_by_task(task, region)
         self.access_map.write(region, (task.entity + 1) << _EVENT_BITS | int(task.clock[task.entity]), True)
 
-    def origin(self, task: KernelTask, region: BufferRegion, undefined: Any) -> PoisonOrigin:
+    def origin(self, task: KernelTask, region: BufferRegion, undefined: Any) -> PoisonOrigin | CarriedValue:
         """What is said of a read of memory that nothing was written to; of what a store has put there, of that read."""
         if self.poison is not None:
             return self.poison[0]
+        for value in self.access_map.written(region) if task.steps else ():
+            if not value & UNDEFINED and self._carried(task, value):
+                return self._carried_value(task, value)
         total = select_elements(self.buffer.data, region.path).size
         count = int(undefined.sum()) if isinstance(undefined, np.ndarray) else total
         return PoisonOrigin(task.name, count, total, self.buffer.label, task.source())
 
-    def _require_own_step(self, task: KernelTask, value: int, source: Source | None) -> None:
-        """Refuse to read what another step along a parallel axis of the grid has written."""
-        if not task.steps or value & _COPY or (value >> _EVENT_BITS) - 1 != task.entity:
-            return
+    def _carried(self, task: KernelTask, value: int) -> bool:
+        """Whether another step along a parallel axis of the grid has written what a task reads."""
+        if value & _COPY or (value >> _EVENT_BITS) - 1 != task.entity:
+            return False
         before = bisect_right(task.steps, value & _EVENT_MASK, key=itemgetter(0)) - 1
-        if before < 0 or task.steps[before][1] == task.steps[-1][1]:
-            return
+        return before >= 0 and task.steps[before][1] != task.steps[-1][1]
+
+    def _carried_value(self, task: KernelTask, value: int) -> CarriedValue:
+        """What is said of such a read."""
+        before = bisect_right(task.steps, value & _EVENT_MASK, key=itemgetter(0)) - 1
         axis, there, now = next(
             (axis, a, b)
             for axis, a, b in zip(task.machine.parallel, task.steps[before][1], task.steps[-1][1], strict=True)
             if a != b
         )
         line = self.history.events[task.entity][value & _EVENT_MASK]
-        raise KernelError(
-            f"{self.buffer.label} carries a value along axis {axis} of the grid, which is said to be parallel.",
-            where=source.show() if source else "",
-            why=f"step {now} along it reads what step {there} has written"
-            + (f" at {line.show()}" if line else "")
-            + ";\nsteps along a parallel axis are run in any order, or on several cores",
-            fix=f'"arbitrary" in the place of "parallel" for axis {axis} in dimension_semantics',
-        )
+        return CarriedValue(self.buffer.label, axis, there, now, line, task.source())
 
     def require_defined(self, name: str, home: Source | None, alone: bool) -> None:
         """Refuse a result of which some elements were never written, or hold what depends on memory nobody wrote.
@@ -135,7 +134,8 @@ class AccessChecker:
             f"a result of {name}, are never written.",
             where=home.show() if home else "",
             why="what they hold when the kernel ends is arbitrary",
-            fix="store to all of it, in some step of the grid; or make the result smaller: out_shape",
+            fix="store to all of it, in some step of the grid; or make the result smaller: out_shape;\n"
+            "or let an operand say what the rest holds: input_output_aliases={0: 0}",
         )
 
     def _coming(self, task: KernelTask, region: BufferRegion, source: Source | None) -> bool:

@@ -1,4 +1,4 @@
-"""Values computed from memory that nothing was written to, followed until they are used.
+"""Values computed from memory that nothing was written to, or that a step may not know, followed until they are used.
 
 Such a value is kept several times, with other contents in the place of what nobody wrote; an op is computed on each.
 The elements that come out the same do not depend on it: a mask, a ``where`` or a slice has discarded it. No op needs a
@@ -7,6 +7,7 @@ rule of its own for that.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ from meshwright.core import trace
 from meshwright.core.source import Source, here
 from meshwright.core.trace import Array
 from meshwright.core.types import TensorType
-from meshwright.kernel.run.faults import UninitializedError
+from meshwright.kernel.run.faults import KernelError, UninitializedError
 from meshwright.kernel.run.memory import Data, poison
 
 _FIX = (
@@ -43,6 +44,29 @@ class PoisonOrigin(NamedTuple):
         )
 
 
+@dataclass(frozen=True)
+class CarriedValue:
+    """A read of what another step along a parallel axis of the grid has written."""
+
+    label: str
+    axis: int
+    there: int  # the steps along the axis: of the write, and of the read
+    now: int
+    written: Source | None
+    line: Source | None
+
+    def error(self, use: str) -> KernelError:
+        """The error for a use of what was read."""
+        return KernelError(
+            f"{self.label} carries a value along axis {self.axis} of the grid, which is said to be parallel.",
+            where=self.line.show() if self.line else "",
+            why=f"step {self.now} along it reads what step {self.there} has written"
+            + (f" at {self.written.show()}" if self.written else "")
+            + f";\nsteps along a parallel axis are run in any order, or on several cores{use}",
+            fix=f'"arbitrary" in the place of "parallel" for axis {self.axis} in dimension_semantics',
+        )
+
+
 class Poisoned:
     """The contents of an array, several times: they differ where it depends on memory that nothing was written to."""
 
@@ -50,7 +74,7 @@ class Poisoned:
 
     is_fully_addressable = True
 
-    def __init__(self, contents: tuple[Data, ...], origin: PoisonOrigin) -> None:
+    def __init__(self, contents: tuple[Data, ...], origin: PoisonOrigin | CarriedValue) -> None:
         self.contents = contents  # first, what memory holds: NaN, or the least number of an integer dtype
         self.origin = origin
 
@@ -85,7 +109,7 @@ def _same(a: Data, b: Data) -> Data:
     return found
 
 
-def poisoned(data: Data, undefined: Any, origin: PoisonOrigin) -> Array:
+def poisoned(data: Data, undefined: Any, origin: PoisonOrigin | CarriedValue) -> Array:
     """What was loaded, of which some elements, or all (True), have no value."""
     mask = np.broadcast_to(undefined, data.shape)
     contents = [np.where(mask, poison(data.shape, data.dtype), data) if data.dtype.kind != "V" else data.copy()]
@@ -126,7 +150,7 @@ def watch(op: Any, operands: Any, types: Any, params: Any) -> Any:
     return results if types.__class__ is tuple else results[0]
 
 
-def _result(contents: tuple[Data, ...], type: TensorType, origin: PoisonOrigin) -> Array:
+def _result(contents: tuple[Data, ...], type: TensorType, origin: PoisonOrigin | CarriedValue) -> Array:
     if all(_same(contents[0], other).all() for other in contents[1:]):
         return Array(contents[0], type)
     return Array(Poisoned(contents, origin), type)

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.core.source import Source
 from meshwright.kernel.language.mxu import require_spent
+from meshwright.kernel.language.refs import Ref
 from meshwright.kernel.language.semaphores import Semaphore, SemaphoreArray, Signal
 from meshwright.kernel.language.spaces import MemorySpace, SemaphoreType
 from meshwright.kernel.races.history import History
@@ -91,6 +92,8 @@ class KernelMachine(Memories):
         self.parallel: list[int] = []  # the axes of the kernel's own grid that are said to be parallel
         self.grid_names: tuple[str | None, ...] = ()  # of the axes of the kernel's own grid
         self.wanted: Any = None  # the windows of the kernel's own grid, once they are known
+        # Whether a pipeline's own copy may be over as it starts: nobody asks when it happens.
+        self.copies_at_once = self.in_turn and self.history is None
         if self.history is not None:
             for task in self.tasks:
                 # Event 1 of a task is its entering the kernel; after a barrier at entry all know of all.
@@ -272,6 +275,18 @@ class KernelMachine(Memories):
         self.pending[copy.number] = copy
         if self.schedule.in_turn:
             heappush(self.due, (copy.finish, copy.number))
+
+    def copy_now(self, source: Ref, target: Ref) -> bool:
+        """A pipeline's own copy of a block that comes, over as it starts; False where it has to take its turn."""
+        a, b = source.buffer, target.buffer
+        if not self.copies_at_once or a.unfilled is not None or b.unfilled is not None or not a.alive:
+            return False
+        for copy in self.pending.values():
+            if copy.pipelined and copy.dst.buffer is a:  # a block that goes may be the one that comes
+                return False
+        np.copyto(target.data, source.data)
+        self.copies += 1
+        return True
 
     def move(self, copy: Transfer) -> None:
         """The next part of a copy happens: its read, its write, or both."""

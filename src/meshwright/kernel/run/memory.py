@@ -43,8 +43,7 @@ def follow(data: Data, path: Path) -> Data:
     """The part of an array that a path selects, as a view."""
     for step in path:
         if isinstance(step, Reshape):
-            data = data.view()
-            data.shape = step.shape
+            data = data.reshape(step.shape)
         elif isinstance(step, Bitcast):
             data = data.view(step.dtype)
         else:
@@ -245,16 +244,13 @@ class Buffer:
 
 def reshaped(data: Data, shape: tuple[int, ...]) -> Data:
     """The same memory in another shape."""
-    view = data.view()
-    try:
-        view.shape = shape
-    except (AttributeError, ValueError):
+    same_size = data.size == prod(shape)
+    view = data.reshape(shape) if same_size else data
+    if not same_size or (data.size and not np.may_share_memory(view, data)):
         raise CopyError(
             f"A ref of shape {data.shape} cannot be seen in shape {shape}.",
             where=here(),
-            why="its elements do not lie in memory in that order"
-            if data.size == np.prod(shape)
-            else "the sizes differ",
+            why="its elements do not lie in memory in that order" if same_size else "the sizes differ",
             fix="load the value and reshape that: ref[...].reshape(…)",
-        ) from None
+        )
     return view
