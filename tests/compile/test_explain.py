@@ -159,6 +159,68 @@ def test_equal_layers_are_one_row_that_names_the_line_outside_of_helpers() -> No
     assert {one.direction for one in found.findings} == {"forward", "backward"}
 
 
+def plain(equation: str, x: Any, w: Any) -> Any:
+    return mnp.einsum(equation, x, w)
+
+
+def dense(x: Any, w: Any) -> Any:
+    return plain("...d,df->...f", x, w)
+
+
+class Module:
+    """A base class as libraries have it: its one line calls whatever stands in the classes below."""
+
+    def __call__(self, *args: Any) -> Any:
+        with mw.named_scope(type(self).__name__):
+            return self.forward(*args)
+
+    def forward(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+
+class Norm(Module):
+    def forward(self, x: Any) -> Any:
+        return x - x.mean(-1, keepdims=True)
+
+
+class Feed(Module):
+    def forward(self, x: Any, layer: Any) -> Any:
+        hidden = mw.nn.gelu(dense(x, layer["up"]))
+        return dense(hidden, layer["down"])
+
+
+class Block(Module):
+    def forward(self, x: Any, layer: Any) -> Any:
+        return Norm()(x + Feed()(Norm()(x), layer))
+
+
+def test_a_wrapper_in_a_wrapper_is_a_helper_and_what_a_call_method_leads_to_is_not() -> None:
+    """`plain` is called from one line, that of `dense`; `forward` of each class from the one line of `__call__`."""
+    mesh = mw.make_mesh((2, 4), ("data", "model"))
+
+    def on(*spec: Any, shape: Any = (256, 256)) -> Any:
+        return mw.ShapeDtypeStruct(shape, "float32", sharding=mw.NamedSharding(mesh, mw.P(*spec)))
+
+    def model(layers: Any, x: Any) -> Any:
+        for layer in layers:
+            x = Block()(x, layer)
+        return Norm()(x).sum()
+
+    layers = [{"up": on(None, "model"), "down": on("model")} for _ in range(3)]
+    compiled = mw.jit(mw.grad(model)).lower(layers, on("data", shape=(64, 256))).compile()
+    found = compiled.explanation("tpu v5e", tries=False)
+    first = next(one for one in found.findings if one.collective.kind == "all_reduce" and one.direction == "forward")
+    assert first.stack.line is not None and first.stack.line.text == 'return dense(hidden, layer["down"])'
+    assert [one.call.function for one in first.stack.helpers] == ["plain", "dense"]
+    assert [one.call.function.rpartition("<locals>.")[2] for one in first.stack.lines] == [
+        "Feed.forward", "Block.forward", "model",
+    ]  # fmt: skip
+    assert {one.stack.line.text for one in found.findings if one.stack.line is not None} <= {
+        "hidden = mw.nn.gelu(dense(x, layer[\"up\"]))", 'return dense(hidden, layer["down"])',
+        "return Norm()(x + Feed()(Norm()(x), layer))", "return Norm()(x).sum()",
+    }  # fmt: skip
+
+
 def test_reasons_name_the_lines_that_are_no_helpers_and_where_the_axes_of_a_mismatch_are_written() -> None:
     """`down` is split along its columns, `up` too: the rows of `down` meet what `up` left split."""
     compiled = layered((None, "model"), layers=2)

@@ -277,7 +277,7 @@ class Explanation:
             ring = f"{c.overlap.kind} as {one.permutes} permute{'s' * (one.permutes > 1)}"
         return [
             time_text(row.seconds),
-            f"{share:.0%}" if share is not None else "–",
+            "–" if share is None else f"{share:.0%}" if share >= 0.005 or not share else "<1%",
             ring or c.kind,
             ",".join(c.whole_axes),
             row.bytes_text,
