@@ -118,6 +118,9 @@ addEventListener("load", async () => {
 OF_A_REPORT = """
     seen.opened_ms = performance.now();
     seen.cards = $$(".card").map((one) => one.textContent);
+    seen.longest = $$("table.longest tbody tr").map((row) => row.children[0].textContent);
+    $$("table.longest button")[1].click(); await frame();
+    seen.asked = [$("#tab-collectives").getAttribute("aria-selected"), $(".row.chosen").children[0].textContent];
     await tab("collectives");
     const column = () => $$('.body .row').map((row) => row.children[0].textContent);
     seen.by_time = column();
@@ -233,6 +236,7 @@ def test_the_page_is_used_in_a_browser(reports: list[dict[str, Any]], tmp_path: 
     assert len(seen["cards"]) == 5 and seen["cards"][0].startswith("a step")
     seconds = [float(n) * {"ms": 1e3, "µs": 1, "ns": 1e-3}[unit] for n, unit in map(str.split, seen["by_time"])]
     assert seconds == sorted(seconds, reverse=True) and len(seconds) > 3
+    assert seen["longest"] == seen["by_time"][:5] and seen["asked"] == ["true", seen["longest"][1]]
     assert seen["kinds"] == sorted(seen["kinds"])
     assert re.fullmatch(r"\d+ of \d+ rows", seen["filtered"])
     assert " over " in seen["why"] and "reached by" in seen["why"]

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from meshwright.core.program import Eqn, Program
 from meshwright.core.source import Source, is_library
 
-
 Function = tuple[str, str]  # a file, and the name of a function in it
 FOR_MANY = 3  # lines
 
@@ -58,9 +57,9 @@ class StackFolder:
     def _made_of_helpers(self) -> set[Function]:
         """Functions that helpers call and that say as little as these do.
 
-        They are what a helper with a single line calls there, ``es`` in ``def dense(x, w): return es("bd,df->bf", x, w)``,
-        and what helpers and libraries call for three lines or more. A line of ``__call__`` that calls the ``forward`` of
-        several classes is none of these: each is asked for by lines of its own.
+        They are what a helper with a single line calls there, ``es`` in ``def dense(x, w): return es("bd,df->bf",
+        x, w)``, and what helpers and libraries call for three lines or more. What a line of ``__call__`` leads to, the
+        ``forward`` of several classes, is none of these: each is asked for by lines of its own.
         """
         lines: dict[Function, set[Source]] = {}
         called: dict[Source, set[Function]] = {}
