@@ -73,7 +73,13 @@ export function Collectives(props: {
         least={1150}
       />
       <div class="why" aria-live="polite">
-        {row ? <Why row={row} onValue={props.onValue} /> : <p class="quiet">Choose a row to see why it is there.</p>}
+        {row ? (
+          <Why row={row} onValue={props.onValue} />
+        ) : (
+          <p class="quiet">
+            {found.length ? "Choose a row to see why it is there." : "There are none: no device needs what another has."}
+          </p>
+        )}
       </div>
       {report.cheaper.length > 0 && (
         <div>

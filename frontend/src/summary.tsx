@@ -9,7 +9,7 @@ const LONGEST = 5;
 export function Summary({ report, onRow }: { report: Report; onRow: (row: number) => void }) {
   const cards: [string, string, string][] = [
     ["a step", time(report.seconds), report.bound],
-    ["exposed", time(report.exposed_seconds), `of ${time(report.communication_seconds)} of collectives`],
+    ["exposed", time(report.exposed_seconds), report.collectives.length ? `of ${time(report.communication_seconds)} of collectives` : "no collectives"],
     ["MFU", percent(report.mfu), report.hfu !== report.mfu ? `HFU ${percent(report.hfu)}` : `compute ${time(report.compute_seconds)}`],
     [
       "memory",
@@ -23,10 +23,14 @@ export function Summary({ report, onRow }: { report: Report; onRow: (row: number
       <Cards cards={cards} />
       <div class="beside">
         <div class="wide">
-          <div class="pair">
-            <Shares title="by axis" rows={report.by_axis} />
-            <Shares title="by kind" rows={report.by_kind} />
-          </div>
+          {report.collectives.length ? (
+            <div class="pair">
+              <Shares title="by axis" rows={report.by_axis} />
+              <Shares title="by kind" rows={report.by_kind} />
+            </div>
+          ) : (
+            <p>No collectives: no device needs what another has.</p>
+          )}
           {report.notes.map((note) => (
             <p class="quiet">note: {note}</p>
           ))}

@@ -250,6 +250,44 @@ def test_the_page_is_used_in_a_browser(reports: list[dict[str, Any]], tmp_path: 
     assert seen["timelines"] == 2 and " sharded as " in seen["why_it_differs"]
 
 
+OF_EVERY_TAB = """
+    for (const one of $$("[role=tab]")) {
+      one.click(); await frame();
+      if ($(".body .row")) { $(".body .row").click(); await frame(); }
+      for (const button of $$(".tools button")) { button.click(); await frame(); }
+      (seen.texts ??= []).push($("#part").textContent);
+    }
+    seen.made = $$("#root img, #root i:empty:not([style]):not([class]), #root b b").length;
+"""
+
+
+@needs_browser
+def test_names_of_users_are_text_in_the_page_and_a_program_may_have_no_collectives(tmp_path: Path) -> None:
+    mesh = mw.make_mesh((2, 2), ("данные", "y"))
+    markup, controls = "</script><img src=x onerror=console.error(1)>", "ключ\n\x07"
+
+    def f(params: Any, x: Any) -> Any:
+        with mw.named_scope(markup):
+            return (x @ params["<b>w"] @ params[controls]).sum(0)
+
+    def on(*spec: Any) -> Any:
+        return mw.ShapeDtypeStruct((64, 64), "float32", sharding=mw.NamedSharding(mesh, mw.P(*spec)))
+
+    found = mw.jit(f).lower({"<b>w": on(None, "y"), controls: on("данные")}, on("данные")).compile()
+    assert found.collectives
+    path = tmp_path / "out.html"
+    found.report(path, "h100", other=mw.jit(lambda x: x * 2).lower(on("y")).compile())
+    seen = used(path.read_text(), tmp_path, OF_EVERY_TAB)
+    assert seen["errors"] == [] and seen["made"] == 0
+    overview, collectives, _, _, program, _ = seen["texts"]
+    assert markup in overview and markup in collectives and "over данные" in overview
+    assert "params['<b>w']" in program and repr(controls) in program
+    mw.jit(lambda x: x * 2).lower(on("y")).compile().report(path, "h100")
+    seen = used(path.read_text(), tmp_path, OF_EVERY_TAB)
+    assert seen["errors"] == []
+    assert "No collectives" in seen["texts"][0] and "There are none" in seen["texts"][1]
+
+
 @needs_browser
 def test_ten_thousand_equations_stay_responsive(reports: list[dict[str, Any]], tmp_path: Path) -> None:
     """Of many rows few are in the document; all are there to filter."""

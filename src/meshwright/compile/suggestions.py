@@ -59,8 +59,12 @@ class Suggestion(NamedTuple):
     @property
     def saves(self) -> bool:
         """Whether it is better: in seconds, or in bytes if it takes as long."""
-        close = abs(self.saved_seconds) <= 1e-9 * self.seconds
-        return self.saved_bytes > 0 if close else self.saved_seconds > 0
+        return self.saved_bytes > 0 if self.takes_as_long else self.saved_seconds > 0
+
+    @property
+    def takes_as_long(self) -> bool:
+        """Whether the step is neither longer nor shorter, but for rounding."""
+        return abs(self.saved_seconds) <= 1e-9 * self.seconds
 
     @property
     def changes(self) -> bool:
@@ -73,11 +77,11 @@ class Suggestion(NamedTuple):
         return self.arguments[0] if len(self.arguments) == 1 else of_any_index(self.arguments[0])
 
     def __str__(self) -> str:
+        nbytes = f"{_signed(-self.saved_bytes, show_bytes)} per device" if self.saved_bytes else "as many bytes"
         share = f" ({abs(self.saved_seconds) / self.seconds:.1%} of the step)" if self.seconds else ""
-        return (
-            f"{_VERBS[self.kind]} {self.argument} as {self.spec}: {_signed(-self.saved_bytes, show_bytes)} per device, "
-            f"{_signed(-self.saved_seconds, time_text)}{share}"
-            + (f", {_signed(-self.saved_memory, size_text)} of memory" if self.saved_memory else "")
+        seconds = "in the same time" if self.takes_as_long else f"{_signed(-self.saved_seconds, time_text)}{share}"
+        return f"{_VERBS[self.kind]} {self.argument} as {self.spec}: {nbytes}, {seconds}" + (
+            f", {_signed(-self.saved_memory, size_text)} of memory" if self.saved_memory else ""
         )
 
     @property
