@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,40 @@ def test_a_snapshot_is_written_when_asked_and_then_holds(tmp_path: Path) -> None
     assert changed.value.fix == "change the shardings, or accept it: MESHWRIGHT_UPDATE_COMMS=1 pytest"
     assert_comms(compiled(("model",), layers=4), snapshot=file, name="other", update=True)
     assert list(json.loads(file.read_text())["programs"]) == ["forward", "other"]
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "why"),
+    [
+        (b"{", "does not say what a program sends.",
+         "it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b"\xff\xfe", "cannot be read.", "it is not text in UTF-8"),
+        (None, "cannot be read.", "Is a directory"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("update", [False, True])
+def test_a_snapshot_that_is_none_is_not_written_over(
+    content: bytes | None, what: str, why: str, update: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "comms file.json"
+    fix = f"rm '{file}' && MESHWRIGHT_UPDATE_COMMS=1 pytest"
+    if content is None:
+        file.mkdir()
+        fix = 'assert_comms(compiled, snapshot="comms.json")'
+    else:
+        file.write_bytes(content)
+    with pytest.raises(mw.MeshwrightError) as error:
+        assert_comms(compiled(("model",)), snapshot=file, name="forward", update=update)
+    assert (error.value.what, error.value.why, error.value.fix) == (f"{file} {what}", why, fix)
+    assert content is None or file.read_bytes() == content
+
+
+def test_snapshots_that_are_written_at_once_are_all_kept(tmp_path: Path) -> None:
+    """As by the workers of pytest-xdist."""
+    file, program, names = tmp_path / "comms.json", compiled(("model",)), [f"test_{n}" for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: assert_comms(program, snapshot=file, name=name, update=True), names))
+    assert list(json.loads(file.read_text())["programs"]) == names
 
 
 @pytest.mark.slow

@@ -145,8 +145,8 @@ def suggestions(
     again: tuple[Again, Program] | None = None,
 ) -> list[Suggestion | None]:
     """For each collective of a program the best of the shardings that were tried on its account, better than what there
-    is or not; those that take longest are looked at first. ``again`` traces the program, and is what that gave when
-    it was compiled.
+    is or not. Looked at first is what brings the axes of an argument to other dims, which it can do without; then those
+    that take longest. ``again`` traces the program, and is what that gave when it was compiled.
 
     Tried are: the sharding that an argument is brought into for its first use; of an argument that an axis of the
     moved value comes from, of a result that it is, of a constraint on it, and of what lines assign that lead to it,
@@ -167,7 +167,13 @@ def suggestions(
     for n, c in enumerate(placed.collectives):
         if id(c) in counted:
             groups.setdefault((c.kind, c.whole_axes, c.bytes_received_per_device, c.source, c.why), []).append(n)
-    order = sorted(groups.values(), key=lambda group: -sum(cost[id(placed.collectives[n])] for n in group))
+    seconds = {id(group): sum(cost[id(placed.collectives[n])] for n in group) for group in groups.values()}
+
+    def urgency(group: list[int]) -> tuple[bool, float]:
+        worth = seconds[id(group)] > ABOUT_AS_MANY * now.seconds
+        return worth and trial.is_misplaced(placed.collectives[group[0]]), seconds[id(group)]
+
+    order = sorted(groups.values(), key=urgency, reverse=True)
     for group in order:
         found: list[Suggestion] = []
         for candidate in trial.candidates(placed.collectives[group[0]]):
@@ -234,6 +240,11 @@ class _Trial:
         yield from islice(dict.fromkeys(others), MOST_OTHERS_FOR_ONE)
         if c.implicit:
             yield from islice(dict.fromkeys(self._values(c)), MOST_VALUES_FOR_ONE)
+
+    def is_misplaced(self, c: Collective) -> bool:
+        """Whether an argument comes with axes on other dims than those it is used with. What is gathered may be so
+        to save memory; this saves none."""
+        return c.kind in ("all_to_all", "permute") and self.names.argument(c.var) in self.placed.moved
 
     def of(self, candidate: _Candidate) -> Suggestion | None:
         """What a sharding would save, if the program can be had with it."""
