@@ -88,8 +88,16 @@ def test_the_command_writes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["report", "model.py:example", "-o", "out.html", "--hardware", "h100"]) == 0
     assert capsys.readouterr().out == "wrote out.html: open it in a browser\n"
     assert "h100 4" in Path("out.html").read_text()
+    monkeypatch.setattr("meshwright.compile.explain.suggestions", lambda *_: pytest.fail("other shardings are tried"))
+    assert main(["report", "model.py:example", "-o", "quick.html", "--no-hints"]) == 0
+    assert capsys.readouterr().out == "wrote quick.html: open it in a browser\n"
+    monkeypatch.setattr("meshwright.commands.report.compiled_of", lambda *_: pytest.fail("compiled for no file"))
     assert main(["report", "model.py:example", "-o", "no/out.html"]) == 2
-    assert capsys.readouterr().err.startswith("no/out.html cannot be written.\n")
+    assert capsys.readouterr().err == (
+        "no/out.html cannot be written.\n"
+        "  why:  No such file or directory\n"
+        "  fix:  name a file in a folder that exists\n"
+    )
 
 
 # What a user does, in the page itself; each step is noted with what is then seen.
