@@ -11,6 +11,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.commands.schema import schema_of
 from meshwright.compile.explain import Filter
+from meshwright.tour import decoder
 
 MESH = mw.make_mesh((8,), ("d",))
 
@@ -341,3 +342,18 @@ def test_the_json_of_explain_is_as_its_schema_says() -> None:
 
 def test_records_of_a_program_on_one_device() -> None:
     assert mw.jit(lambda x: x + 1).lower(mnp.ones(3)).compile().explain(json=True) == []
+
+
+def test_a_sum_that_only_parts_of_are_read_is_there_for_partial_sums() -> None:
+    """Sums that are first taken whole, and of which each device then reads its part, become reduce-scatters."""
+    mesh = mw.make_mesh((2, 4), ("data", "model"))
+
+    def on(shape: Any, sharding: Any) -> Any:
+        return mw.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    params = decoder.placed(decoder.shapes(2048, 16384, 16, "bfloat16"), mesh, decoder.SPECS, on)
+    tokens = mw.ShapeDtypeStruct((16, 513), "int32", sharding=mw.NamedSharding(mesh, mw.P("data")))
+    found = mw.jit(decoder.step).lower(params, tokens).compile().explanation("tpu v5e", tries=False).findings
+    sums = [one.why for one in found if one.collective.kind in ("all_reduce", "reduce_scatter")]
+    assert all(" leaves partial " in why for why in sums), sums
+    assert any(" leaves partial sums over model; the mul needs " in why for why in sums), sums

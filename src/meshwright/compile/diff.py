@@ -151,11 +151,10 @@ class CommsDiff:
             if rows:
                 lines += [title, *(f"    {line}" for row in rows[:top] for line in row.text())]
             if rows[top:]:
-                was, now = (sum((row[n] for row in rows[top:]), Amount()) for n in (1, 2))
-                amounts = (
-                    f"{was.text()} → {now.text()}" if was.times and now.times else (now if now.times else was).text()
-                )
-                lines.append(f"    and {len(rows) - top} more: {amounts}")
+                was = sum((row.before for row in rows[top:]), Amount())
+                now = sum((row.after for row in rows[top:]), Amount())
+                both = f"{was.text()} → {now.text()}" if was.times and now.times else (was if was.times else now).text()
+                lines.append(f"    and {len(rows) - top} more: {both}")
         for name in ("line", "scope"):
             table = self.by(name)
             if len(table) > 1:
