@@ -56,7 +56,7 @@ class ChangedRow(NamedTuple):
         return self.before.seconds - self.after.seconds
 
     def text(self) -> list[str]:
-        """What it is, and its reason."""
+        """Two lines: the collectives with their amounts and place, and the reason of one of them."""
         one = self.record
         head = f"{one['kind']} over {', '.join(one['axes'])}"
         if self.is_new or self.is_gone:
@@ -165,7 +165,7 @@ class CommsDiff:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """It as ``meshwright diff --json`` prints it."""
+        """The difference as ``meshwright diff --json`` prints it."""
         totals = ("machine", *_TOTALS)
         return {
             "schema": SCHEMA,
@@ -196,7 +196,7 @@ def _amount(one: Mapping[str, Any]) -> Amount:
 
 
 def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes a collective the same before and after a change."""
+    """The key by which collectives before and after a change are matched: kind, axes, pass, line, scopes, value."""
     if one.get("values", 1) > 1:
         return one["kind"], tuple(one["axes"]), one["direction"], "combined"
     first = one["stack"][0].partition(" ")[2] if one["stack"] else ""

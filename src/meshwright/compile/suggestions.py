@@ -58,7 +58,7 @@ class Suggestion(NamedTuple):
 
     @property
     def saves(self) -> bool:
-        """Whether it is better: in seconds, or in bytes if it takes as long."""
+        """Whether the program is better with the other sharding: in seconds, or in bytes if the step takes as long."""
         return self.saved_bytes > 0 if self.takes_as_long else self.saved_seconds > 0
 
     @property
@@ -68,7 +68,7 @@ class Suggestion(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether it makes a difference to speak of."""
+        """Whether bytes change, or seconds by more than a thousandth of the step."""
         return bool(self.saved_bytes) or abs(self.saved_seconds) > 1e-3 * self.seconds
 
     @property
