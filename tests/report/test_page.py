@@ -128,6 +128,7 @@ OF_A_REPORT = """
     seen.cards = $$(".card").map((one) => one.textContent);
     seen.longest = $$("table.longest tbody tr").map((row) => row.children[0].textContent);
     $$("table.longest button")[1].click(); await frame();
+    for (let n = 0; n < 50 && !$(".row.chosen"); n++) await frame();  // the table scrolls to it
     seen.asked = [$("#tab-collectives").getAttribute("aria-selected"), $(".row.chosen").children[0].textContent];
     await tab("collectives");
     const column = () => $$('.body .row').map((row) => row.children[0].textContent);
