@@ -1,5 +1,5 @@
 // The collectives: sorted by time, each with why it is there and what was tried instead.
-import { useMemo, useState } from "preact/hooks";
+import { useMemo } from "preact/hooks";
 import { Table, type Column } from "./table";
 import { percent, time, type Collective, type Group, type Report } from "./data";
 
@@ -31,10 +31,14 @@ export function rows(report: Report): Row[] {
   });
 }
 
-export function Collectives(props: { report: Report; onValue: (value: number) => void }) {
-  const { report } = props;
+export function Collectives(props: {
+  report: Report;
+  chosen: number | null;
+  onChoose: (row: number | null) => void;
+  onValue: (value: number) => void;
+}) {
+  const { report, chosen } = props;
   const found = useMemo(() => rows(report), [report]);
-  const [chosen, setChosen] = useState<number | null>(null);
   const columns: Column<Row>[] = [
     { title: "time", width: "6em", text: (r) => time(r.seconds), order: (r) => r.seconds, right: true },
     { title: "share", width: "5em", text: (r) => percent(r.share), order: (r) => r.share ?? -1, right: true },
@@ -63,13 +67,19 @@ export function Collectives(props: { report: Report; onValue: (value: number) =>
         columns={columns}
         sorted={0}
         chosen={chosen}
-        onChoose={setChosen}
+        onChoose={props.onChoose}
         height={330}
         rest={560}
         least={1150}
       />
       <div class="why" aria-live="polite">
-        {row ? <Why row={row} onValue={props.onValue} /> : <p class="quiet">Choose a row to see why it is there.</p>}
+        {row ? (
+          <Why row={row} onValue={props.onValue} />
+        ) : (
+          <p class="quiet">
+            {found.length ? "Choose a row to see why it is there." : "There are none: no device needs what another has."}
+          </p>
+        )}
       </div>
       {report.cheaper.length > 0 && (
         <div>

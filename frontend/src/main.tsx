@@ -18,6 +18,7 @@ function Page({ given }: { given: Report[] }) {
   const [at, setAt] = useState(0);
   const [tab, setTab] = useState<Tab>(() => (TABS.find((one) => `#${one}` === location.hash) ?? "overview"));
   const [theme, button] = useTheme();
+  const [row, setRow] = useState<number | null>(null);
   const [equation, setEquation] = useState<number | null>(null);
   const [failed, setFailed] = useState("");
   useEffect(() => history.replaceState(null, "", `#${tab}`), [tab]);
@@ -54,7 +55,15 @@ function Page({ given }: { given: Report[] }) {
         {reports.length > 1 && (
           <label>
             report{" "}
-            <select value={at} onChange={(event) => setAt(Number(event.currentTarget.value))} id="which">
+            <select
+              value={at}
+              onChange={(event) => {
+                setAt(Number(event.currentTarget.value));
+                setRow(null);
+                setEquation(null);
+              }}
+              id="which"
+            >
               {reports.map((one, n) => (
                 <option value={n}>{one.title}</option>
               ))}
@@ -80,13 +89,21 @@ function Page({ given }: { given: Report[] }) {
       <main id="part" role="tabpanel" aria-labelledby={`tab-${tab}`}>
         {tab === "overview" && (
           <>
-            <Summary report={report} />
+            <Summary
+              report={report}
+              onRow={(one) => {
+                setRow(one);
+                setTab("collectives");
+              }}
+            />
             <Timeline track={track} theme={theme} />
           </>
         )}
         {tab === "collectives" && (
           <Collectives
             report={report}
+            chosen={row}
+            onChoose={setRow}
             onValue={(value) => {
               setEquation(report.equations.findIndex((one) => one[2].includes(value)));
               setTab("program");

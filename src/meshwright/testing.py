@@ -8,8 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 from meshwright.api.check_partitioned import check_partitioned
 from meshwright.compile.compiled import Compiled
@@ -95,27 +103,57 @@ def _since(compiled: Compiled, snapshot: str | os.PathLike[str], name: str | Non
     called = name or os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0] or "program"
     found = compiled.explanation(tries=False).to_json()
     writes = bool(os.environ.get(UPDATE)) if update is None else update
-    there = os.path.exists(file)
-    known = read_snapshots(_text(file, fix), file, fix) if there else {}
     if writes:
-        whole = {"schema": SNAPSHOTS, "programs": dict(sorted({**known, called: found}.items()))}
-        write_whole(file, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+        with _alone(os.path.dirname(os.path.abspath(file))):
+            programs = {**_known(file, fix), called: found}
+            whole = {"schema": SNAPSHOTS, "programs": dict(sorted(programs.items()))}
+            write_whole(file, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
         return CommsDiff(found, found)
+    known = _known(file, fix)
     if called not in known:
+        listed = f"it has {', '.join(known) or 'nothing'}"
         raise MeshwrightError(
             f"{file} says nothing of {called!r}.",
             where=here(),
-            why=f"it has {', '.join(known) or 'nothing'}" if there else "there is no such file",
+            why=listed if os.path.exists(file) else "there is no such file",
             fix=fix,
         )
     return CommsDiff(known[called], found)
 
 
+@contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Let one process at a time write snapshots into a folder, as the workers of pytest-xdist do all at once."""
+    if fcntl is None or not os.path.isdir(folder):
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _known(file: str, fix: str) -> dict[str, Any]:
+    """The snapshots of a file by name; none if it is not there."""
+    if not os.path.exists(file):
+        return {}
+    anew = f"rm {shlex.quote(file)} && {fix}"
+    return read_snapshots(_text(file, anew), file, anew)
+
+
 def _text(file: str, fix: str) -> str:
+    if os.path.isdir(file):
+        fix = 'assert_comms(compiled, snapshot="comms.json")'
     try:
         return read_text(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise MeshwrightError(f"{file} cannot be read.", where=here(), why=str(error), fix=fix) from error
+    except UnicodeDecodeError as error:
+        why = "it is not text in UTF-8"
+        raise MeshwrightError(f"{file} cannot be read.", where=here(), why=why, fix=fix) from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise MeshwrightError(f"{file} cannot be read.", where=here(), why=why, fix=fix) from error
 
 
 __all__: list[Any] = ["KINDS", "assert_comms", "check_partitioned"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.cli import main
-from meshwright.compile.diff import Amount, ChangedRow
+from meshwright.compile.diff import Amount, ChangedRow, CommsDiff
 from meshwright.errors import CommunicationError
 from meshwright.testing import assert_comms
 
@@ -75,6 +76,41 @@ def test_the_same_program_has_no_difference_and_larger_arrays_grow() -> None:
     assert (row.before.times, row.after.times, row.after.nbytes) == (3, 3, 2 * row.before.nbytes)
     (more,) = one.diff(compiled(("model",), layers=5)).changed
     assert (more.before.times, more.after.times) == (3, 5)
+
+
+def recorded(n: int, kind: str = "all_gather", values: int = 1) -> dict[str, Any]:
+    return {
+        "kind": kind, "axes": ["x"], "bytes": 100, "seconds": 1e-6 * (n + 1), "times": 1, "line": f"model.py:{n}",
+        "stack": [f"model.py:{n} in f{n}   f{n}()"], "scopes": [f"scope {'abcdefghijkl'[n]}"], "direction": "forward",
+        "value": f"w{'abcdefghijkl'[n]} f32[5]", "why": "because", "values": values,
+    }  # fmt: skip
+
+
+def explained(*collectives: dict[str, Any]) -> dict[str, Any]:
+    totals = {"seconds": 1.0, "exposed_seconds": 0.0, "peak_bytes_per_device": 1, "bytes_received_per_device": 1}
+    return {"machine": "h100 4", **totals, "collectives": list(collectives)}
+
+
+def test_of_many_changes_the_largest_are_shown() -> None:
+    diff = CommsDiff(explained(), explained(*map(recorded, range(12))))
+    lines = str(diff).splitlines()
+    shown = [line for line in lines if line.startswith("    all_gather over x: ")]
+    assert [line.rpartition(" ")[2] for line in shown] == [f"model.py:{n}" for n in range(11, 1, -1)]
+    assert "    and 2 more: 2 ×, 200 B, 3 µs" in lines and lines[-1] == "    and 2 more"
+    assert len([line for line in diff.text(12).splitlines() if line.startswith("    all_gather over x: ")]) == 12
+    assert "more" not in diff.text(12) and len(diff.to_json()["appeared"]) == 12
+
+
+def test_what_values_of_several_lines_were_combined_into_is_no_change_of_the_first_of_them() -> None:
+    """One layer less in front: the combined gradients begin at another line, and are as they were."""
+    kind = "all_reduce"
+    diff = CommsDiff(explained(recorded(0), recorded(1, kind, 5)), explained(recorded(2, kind, 5), recorded(3)))
+    assert [(row.record["kind"], row.is_new, row.is_gone) for row in diff.rows] == [
+        ("all_gather", True, False), ("all_gather", False, True)
+    ]  # fmt: skip
+    assert {place for place, _, _ in diff.by("line")} == {"model.py:0", "model.py:3"}
+    grown = CommsDiff(explained(recorded(1, kind, 5)), explained(recorded(2, kind, 5), recorded(4, kind, 2)))
+    assert [place for place, _, _ in grown.by("line")] == [place for place, _, _ in grown.by("scope")] == ["(combined)"]
 
 
 def test_diff_takes_compiled_functions() -> None:
@@ -166,6 +202,40 @@ def test_a_snapshot_is_written_when_asked_and_then_holds(tmp_path: Path) -> None
     assert changed.value.fix == "change the shardings, or accept it: MESHWRIGHT_UPDATE_COMMS=1 pytest"
     assert_comms(compiled(("model",), layers=4), snapshot=file, name="other", update=True)
     assert list(json.loads(file.read_text())["programs"]) == ["forward", "other"]
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "why"),
+    [
+        (b"{", "does not say what a program sends.",
+         "it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        (b"\xff\xfe", "cannot be read.", "it is not text in UTF-8"),
+        (None, "cannot be read.", "Is a directory"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("update", [False, True])
+def test_a_snapshot_that_is_none_is_not_written_over(
+    content: bytes | None, what: str, why: str, update: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "comms file.json"
+    fix = f"rm '{file}' && MESHWRIGHT_UPDATE_COMMS=1 pytest"
+    if content is None:
+        file.mkdir()
+        fix = 'assert_comms(compiled, snapshot="comms.json")'
+    else:
+        file.write_bytes(content)
+    with pytest.raises(mw.MeshwrightError) as error:
+        assert_comms(compiled(("model",)), snapshot=file, name="forward", update=update)
+    assert (error.value.what, error.value.why, error.value.fix) == (f"{file} {what}", why, fix)
+    assert content is None or file.read_bytes() == content
+
+
+def test_snapshots_that_are_written_at_once_are_all_kept(tmp_path: Path) -> None:
+    """As by the workers of pytest-xdist."""
+    file, program, names = tmp_path / "comms.json", compiled(("model",)), [f"test_{n}" for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: assert_comms(program, snapshot=file, name=name, update=True), names))
+    assert list(json.loads(file.read_text())["programs"]) == names
 
 
 @pytest.mark.slow

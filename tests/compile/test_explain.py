@@ -11,6 +11,7 @@ import meshwright as mw
 import meshwright.numpy as mnp
 from meshwright.commands.schema import schema_of
 from meshwright.compile.explain import Filter
+from meshwright.tour import decoder
 
 MESH = mw.make_mesh((8,), ("d",))
 
@@ -159,6 +160,68 @@ def test_equal_layers_are_one_row_that_names_the_line_outside_of_helpers() -> No
     assert {one.direction for one in found.findings} == {"forward", "backward"}
 
 
+def plain(equation: str, x: Any, w: Any) -> Any:
+    return mnp.einsum(equation, x, w)
+
+
+def dense(x: Any, w: Any) -> Any:
+    return plain("...d,df->...f", x, w)
+
+
+class Module:
+    """A base class as libraries have it: its one line calls whatever stands in the classes below."""
+
+    def __call__(self, *args: Any) -> Any:
+        with mw.named_scope(type(self).__name__):
+            return self.forward(*args)
+
+    def forward(self, *args: Any) -> Any:
+        raise NotImplementedError
+
+
+class Norm(Module):
+    def forward(self, x: Any) -> Any:
+        return x - x.mean(-1, keepdims=True)
+
+
+class Feed(Module):
+    def forward(self, x: Any, layer: Any) -> Any:
+        hidden = mw.nn.gelu(dense(x, layer["up"]))
+        return dense(hidden, layer["down"])
+
+
+class Block(Module):
+    def forward(self, x: Any, layer: Any) -> Any:
+        return Norm()(x + Feed()(Norm()(x), layer))
+
+
+def test_a_wrapper_in_a_wrapper_is_a_helper_and_what_a_call_method_leads_to_is_not() -> None:
+    """`plain` is called from one line, that of `dense`; `forward` of each class from the one line of `__call__`."""
+    mesh = mw.make_mesh((2, 4), ("data", "model"))
+
+    def on(*spec: Any, shape: Any = (256, 256)) -> Any:
+        return mw.ShapeDtypeStruct(shape, "float32", sharding=mw.NamedSharding(mesh, mw.P(*spec)))
+
+    def model(layers: Any, x: Any) -> Any:
+        for layer in layers:
+            x = Block()(x, layer)
+        return Norm()(x).sum()
+
+    layers = [{"up": on(None, "model"), "down": on("model")} for _ in range(3)]
+    compiled = mw.jit(mw.grad(model)).lower(layers, on("data", shape=(64, 256))).compile()
+    found = compiled.explanation("tpu v5e", tries=False)
+    first = next(one for one in found.findings if one.collective.kind == "all_reduce" and one.direction == "forward")
+    assert first.stack.line is not None and first.stack.line.text == 'return dense(hidden, layer["down"])'
+    assert [one.call.function for one in first.stack.helpers] == ["plain", "dense"]
+    assert [one.call.function.rpartition("<locals>.")[2] for one in first.stack.lines] == [
+        "Feed.forward", "Block.forward", "model",
+    ]  # fmt: skip
+    assert {one.stack.line.text for one in found.findings if one.stack.line is not None} <= {
+        "hidden = mw.nn.gelu(dense(x, layer[\"up\"]))", 'return dense(hidden, layer["down"])',
+        "return Norm()(x + Feed()(Norm()(x), layer))", "return Norm()(x).sum()",
+    }  # fmt: skip
+
+
 def test_reasons_name_the_lines_that_are_no_helpers_and_where_the_axes_of_a_mismatch_are_written() -> None:
     """`down` is split along its columns, `up` too: the rows of `down` meet what `up` left split."""
     compiled = layered((None, "model"), layers=2)
@@ -279,3 +342,18 @@ def test_the_json_of_explain_is_as_its_schema_says() -> None:
 
 def test_records_of_a_program_on_one_device() -> None:
     assert mw.jit(lambda x: x + 1).lower(mnp.ones(3)).compile().explain(json=True) == []
+
+
+def test_a_sum_that_only_parts_of_are_read_is_there_for_partial_sums() -> None:
+    """Sums that are first taken whole, and of which each device then reads its part, become reduce-scatters."""
+    mesh = mw.make_mesh((2, 4), ("data", "model"))
+
+    def on(shape: Any, sharding: Any) -> Any:
+        return mw.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+    params = decoder.placed(decoder.shapes(2048, 16384, 16, "bfloat16"), mesh, decoder.SPECS, on)
+    tokens = mw.ShapeDtypeStruct((16, 513), "int32", sharding=mw.NamedSharding(mesh, mw.P("data")))
+    found = mw.jit(decoder.step).lower(params, tokens).compile().explanation("tpu v5e", tries=False).findings
+    sums = [one.why for one in found if one.collective.kind in ("all_reduce", "reduce_scatter")]
+    assert all(" leaves partial " in why for why in sums), sums
+    assert any(" leaves partial sums over model; the mul needs " in why for why in sums), sums

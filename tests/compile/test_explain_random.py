@@ -136,6 +136,9 @@ def assert_explained(compiled: Any, machine: str) -> None:
             share[tuple(sorted({axis.split(":")[0] for axis in one.collective.axes}))] += one.share
     assert all(whole <= 1 + 1e-9 for whole in share.values())
     assert run.exposed_seconds <= run.seconds
+    # A sum is there for parts that add up, however it is taken.
+    sums = [one for one in found if one.collective.kind in ("all_reduce", "reduce_scatter") and one.collective.implicit]
+    assert all(" leaves p" in one.why or " as a partial sum " in one.why for one in sums), [one.why for one in sums]
     # Filters part the collectives.
     every = explanation.records()
     for kind in {one["kind"] for one in every}:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import meshwright as mw
+import meshwright.numpy as mnp
 from meshwright.core import tree
 from meshwright.partition.combine import received
 from meshwright.sharding.spec import PartitionSpec
@@ -200,6 +201,7 @@ def test_a_hint_on_a_constraint_holds(derivative: bool) -> None:
 
 BLOCKS = """
 import meshwright as mw
+import meshwright.numpy as mnp
 
 def product(x, w):
     y = x @ w
@@ -264,3 +266,30 @@ def test_no_constraint_is_suggested_of_a_function_that_is_another_now() -> None:
     assert not [
         one for one in found.explanation("tpu v5e").findings if one.suggestion and one.suggestion.kind == "value"
     ]
+
+
+def test_an_argument_that_is_split_along_another_dim_than_it_is_used_with_is_tried_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The heads are split, but for `v`, whose columns are: its all-to-alls are small beside the sums over `model`."""
+    monkeypatch.setattr("meshwright.compile.suggestions.MOST_TRIED", 1)
+    monkeypatch.setattr("meshwright.compile.suggestions.MOST_VALUES", 0)
+
+    def loss(w: Any, x: Any) -> Any:
+        q, k, v = (mnp.einsum("bsd,dhk->bshk", x, w[name]) for name in ("q", "k", "v"))
+        weights = mw.nn.softmax(mnp.einsum("bshk,bthk->bhst", q, k).astype("float32")).astype("bfloat16")
+        mixed = mnp.einsum("bshk,hkd->bsd", mnp.einsum("bhst,bthk->bshk", weights, v), w["out"])
+        return (x + mnp.tanh((x + mixed) @ w["up"]) @ w["down"]).sum().astype("float32")
+
+    def compiled(*v: Any) -> Any:
+        w = {name: on((1024, 16, 64), None, "model") for name in ("q", "k")}
+        w |= {"v": on((1024, 16, 64), *v), "out": on((16, 64, 1024), "model")}
+        w |= {"up": on((1024, 4096), None, "model"), "down": on((4096, 1024), "model")}
+        return mw.jit(mw.grad(loss, argnums=(0, 1))).lower(w, on((8, 512, 1024), "data")).compile()
+
+    before = compiled(None, None, "model")
+    longest = before.explanation("tpu v5e", tries=False).rows()[0]
+    assert longest.first.collective.kind == "all_reduce"
+    (hint,) = [one for one in before.explanation("tpu v5e").cheaper() if one.kind == "argument"]
+    assert (hint.argument, hint.spec) == ("w['v']", mw.P(None, "model", None))
+    assert_saved(before, compiled(None, "model"), hint)

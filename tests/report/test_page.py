@@ -88,8 +88,16 @@ def test_the_command_writes_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["report", "model.py:example", "-o", "out.html", "--hardware", "h100"]) == 0
     assert capsys.readouterr().out == "wrote out.html: open it in a browser\n"
     assert "h100 4" in Path("out.html").read_text()
+    monkeypatch.setattr("meshwright.compile.explain.suggestions", lambda *_: pytest.fail("other shardings are tried"))
+    assert main(["report", "model.py:example", "-o", "quick.html", "--no-hints"]) == 0
+    assert capsys.readouterr().out == "wrote quick.html: open it in a browser\n"
+    monkeypatch.setattr("meshwright.commands.report.compiled_of", lambda *_: pytest.fail("compiled for no file"))
     assert main(["report", "model.py:example", "-o", "no/out.html"]) == 2
-    assert capsys.readouterr().err.startswith("no/out.html cannot be written.\n")
+    assert capsys.readouterr().err == (
+        "no/out.html cannot be written.\n"
+        "  why:  No such file or directory\n"
+        "  fix:  name a file in a folder that exists\n"
+    )
 
 
 # What a user does, in the page itself; each step is noted with what is then seen.
@@ -118,6 +126,10 @@ addEventListener("load", async () => {
 OF_A_REPORT = """
     seen.opened_ms = performance.now();
     seen.cards = $$(".card").map((one) => one.textContent);
+    seen.longest = $$("table.longest tbody tr").map((row) => row.children[0].textContent);
+    $$("table.longest button")[1].click(); await frame();
+    for (let n = 0; n < 50 && !$(".row.chosen"); n++) await frame();  // the table scrolls to it
+    seen.asked = [$("#tab-collectives").getAttribute("aria-selected"), $(".row.chosen").children[0].textContent];
     await tab("collectives");
     const column = () => $$('.body .row').map((row) => row.children[0].textContent);
     seen.by_time = column();
@@ -233,6 +245,7 @@ def test_the_page_is_used_in_a_browser(reports: list[dict[str, Any]], tmp_path: 
     assert len(seen["cards"]) == 5 and seen["cards"][0].startswith("a step")
     seconds = [float(n) * {"ms": 1e3, "µs": 1, "ns": 1e-3}[unit] for n, unit in map(str.split, seen["by_time"])]
     assert seconds == sorted(seconds, reverse=True) and len(seconds) > 3
+    assert seen["longest"] == seen["by_time"][:5] and seen["asked"] == ["true", seen["longest"][1]]
     assert seen["kinds"] == sorted(seen["kinds"])
     assert re.fullmatch(r"\d+ of \d+ rows", seen["filtered"])
     assert " over " in seen["why"] and "reached by" in seen["why"]
@@ -244,6 +257,44 @@ def test_the_page_is_used_in_a_browser(reports: list[dict[str, Any]], tmp_path: 
     assert seen["memory"] > 0
     assert seen["compared"][1].startswith("a step") and {"appeared", "went"} & set(seen["differ"])
     assert seen["timelines"] == 2 and " sharded as " in seen["why_it_differs"]
+
+
+OF_EVERY_TAB = """
+    for (const one of $$("[role=tab]")) {
+      one.click(); await frame();
+      if ($(".body .row")) { $(".body .row").click(); await frame(); }
+      for (const button of $$(".tools button")) { button.click(); await frame(); }
+      (seen.texts ??= []).push($("#part").textContent);
+    }
+    seen.made = $$("#root img, #root i:empty:not([style]):not([class]), #root b b").length;
+"""
+
+
+@needs_browser
+def test_names_of_users_are_text_in_the_page_and_a_program_may_have_no_collectives(tmp_path: Path) -> None:
+    mesh = mw.make_mesh((2, 2), ("данные", "y"))
+    markup, controls = "</script><img src=x onerror=console.error(1)>", "ключ\n\x07"
+
+    def f(params: Any, x: Any) -> Any:
+        with mw.named_scope(markup):
+            return (x @ params["<b>w"] @ params[controls]).sum(0)
+
+    def on(*spec: Any) -> Any:
+        return mw.ShapeDtypeStruct((64, 64), "float32", sharding=mw.NamedSharding(mesh, mw.P(*spec)))
+
+    found = mw.jit(f).lower({"<b>w": on(None, "y"), controls: on("данные")}, on("данные")).compile()
+    assert found.collectives
+    path = tmp_path / "out.html"
+    found.report(path, "h100", other=mw.jit(lambda x: x * 2).lower(on("y")).compile())
+    seen = used(path.read_text(), tmp_path, OF_EVERY_TAB)
+    assert seen["errors"] == [] and seen["made"] == 0
+    overview, collectives, _, _, program, _ = seen["texts"]
+    assert markup in overview and markup in collectives and "over данные" in overview
+    assert "params['<b>w']" in program and repr(controls) in program
+    mw.jit(lambda x: x * 2).lower(on("y")).compile().report(path, "h100")
+    seen = used(path.read_text(), tmp_path, OF_EVERY_TAB)
+    assert seen["errors"] == []
+    assert "No collectives" in seen["texts"][0] and "There are none" in seen["texts"][1]
 
 
 @needs_browser

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from meshwright.commands.explain import compiled_of
+from meshwright.commands.files import check_folder
 from meshwright.commands.machines import read_machine
 from meshwright.commands.progress import working
 from meshwright.commands.user_code import CALL
@@ -21,15 +22,17 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="the page (default: report.html)")
     parser.add_argument("--compare", metavar="FILE.py:FUNC", help="another program, to compare with on the same page")
     parser.add_argument("--hardware", "--chip", metavar="MACHINE", help="the machine: 'h100', 'tpu v5e 2x4'")
+    parser.add_argument("--no-hints", action="store_true", help="write at once: other shardings are not tried")
     parser.add_argument("--json", action="store_true", help="print what the page shows as JSON, too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile, simulate and write."""
+    check_folder(args.output)
     hardware = read_machine(args.hardware) if args.hardware else None
     compiled = compiled_of(args.program, "report")
     other = compiled_of(args.compare, "report") if args.compare else None
     with working(f"writing {args.output}"):
-        written = compiled.report(args.output, hardware, other=other)
+        written = compiled.report(args.output, hardware, other=other, tries=not args.no_hints)
     print(json.dumps(written, ensure_ascii=False) if args.json else f"wrote {args.output}: open it in a browser")
     return 0

@@ -287,11 +287,16 @@ class Compiled:
         return CommsDiff(*found)
 
     def report(
-        self, path: str | os.PathLike[str], hardware: Any = None, *, other: Compiled | None = None
+        self,
+        path: str | os.PathLike[str],
+        hardware: Any = None,
+        *,
+        other: Compiled | None = None,
+        tries: bool = True,
     ) -> list[dict[str, Any]]:
         """Write a page about it on a machine: time, what bounds it, memory, collectives with their reasons, timeline,
         the program with its shardings; with ``other``, about both, to compare. It is one file that loads nothing from a
-        network. What it shows is returned.
+        network. What it shows is returned. Other shardings of arguments are tried if ``tries``.
 
         >>> import meshwright as mw, meshwright.numpy as mnp, tempfile, pathlib
         >>> x = mw.device_put(mnp.ones((8, 16)), mw.NamedSharding(mw.make_mesh((4,), ("x",)), mw.P("x")))
@@ -305,7 +310,7 @@ class Compiled:
         listed = [(self, self._call.name)] if other is None else [(self, self._call.name), (other, other._call.name)]
         if len({name for _, name in listed}) < len(listed):
             listed = [(one, f"{name} ({when})") for (one, name), when in zip(listed, ("before", "after"), strict=True)]
-        shown = [report_data(one.explanation(hardware), name) for one, name in listed]
+        shown = [report_data(one.explanation(hardware, tries=tries), name) for one, name in listed]
         write_whole(path, page(shown))
         return shown
 

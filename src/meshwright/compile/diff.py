@@ -11,6 +11,8 @@ from meshwright.chart.amounts import size_text, time_text
 from meshwright.compile.value_names import general, of_any_index
 
 SCHEMA = "meshwright.diff/1"
+MOST_ROWS = 10  # of each kind in a text that nobody asked for more of
+COMBINED = "(combined)"  # the place of what values of several lines were combined into
 _TOTALS = {
     "seconds": ("a step", time_text),
     "exposed_seconds": ("exposed communication", time_text),
@@ -54,7 +56,7 @@ class ChangedRow(NamedTuple):
         return self.before.seconds - self.after.seconds
 
     def text(self) -> list[str]:
-        """What it is, and its reason."""
+        """Two lines: the collectives with their amounts and place, and the reason of one of them."""
         one = self.record
         head = f"{one['kind']} over {', '.join(one['axes'])}"
         if self.is_new or self.is_gone:
@@ -121,13 +123,20 @@ class CommsDiff:
         return bool(self.rows)
 
     def by(self, name: str) -> list[tuple[str, Amount, Amount]]:
-        """Collectives before and after by ``line`` or by ``scope`` (the innermost), where they differ."""
+        """Collectives before and after by ``line`` or by ``scope`` (the innermost), where they differ.
+
+        What values of several lines were combined into stands apart: it may begin with another of them now.
+        """
         was, now = (_sums(side["collectives"], lambda one: _label(one, name)) for side in (self.before, self.after))
         found = [(key, was.get(key, Amount()), now.get(key, Amount())) for key in {**was, **now}]
         found = [row for row in found if row[1][:2] != row[2][:2]]
         return sorted(found, key=lambda row: -abs(row[1].seconds - row[2].seconds))
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, top: int = MOST_ROWS) -> str:
+        """The totals, and at most ``top`` collectives that appeared, went and changed each, the largest first."""
         lines = []
         if self.before["machine"] != self.after["machine"]:
             lines.append(f"on {self.before['machine']} before, on {self.after['machine']} after")
@@ -140,16 +149,23 @@ class CommsDiff:
             return "\n".join([*lines, "the same collectives"])
         for title, rows in (("appeared:", self.appeared), ("went:", self.went), ("changed:", self.changed)):
             if rows:
-                lines += [title, *(f"    {line}" for row in rows for line in row.text())]
+                lines += [title, *(f"    {line}" for row in rows[:top] for line in row.text())]
+            if rows[top:]:
+                was = sum((row.before for row in rows[top:]), Amount())
+                now = sum((row.after for row in rows[top:]), Amount())
+                both = f"{was.text()} → {now.text()}" if was.times and now.times else (was if was.times else now).text()
+                lines.append(f"    and {len(rows) - top} more: {both}")
         for name in ("line", "scope"):
             table = self.by(name)
             if len(table) > 1:
                 lines.append(f"by {name}:")
-                lines += [f"    {key or '(none)'}: {was.text()} → {now.text()}" for key, was, now in table]
+                lines += [f"    {key or '(none)'}: {was.text()} → {now.text()}" for key, was, now in table[:top]]
+                if table[top:]:
+                    lines.append(f"    and {len(table) - top} more")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """It as ``meshwright diff --json`` prints it."""
+        """The difference as ``meshwright diff --json`` prints it."""
         totals = ("machine", *_TOTALS)
         return {
             "schema": SCHEMA,
@@ -180,7 +196,7 @@ def _amount(one: Mapping[str, Any]) -> Amount:
 
 
 def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes a collective the same before and after a change."""
+    """The key by which collectives before and after a change are matched: kind, axes, pass, line, scopes, value."""
     if one.get("values", 1) > 1:
         return one["kind"], tuple(one["axes"]), one["direction"], "combined"
     first = one["stack"][0].partition(" ")[2] if one["stack"] else ""
@@ -194,6 +210,8 @@ def _name(one: Mapping[str, Any]) -> str:
 
 
 def _label(one: Mapping[str, Any], name: str) -> str:
+    if one.get("values", 1) > 1:
+        return COMBINED
     if name == "line":
         return one["line"] or ""
     return "/".join(general(scope) for scope in one["scopes"])

@@ -84,18 +84,18 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """All runs of all of them, one after another."""
+        """The seconds of all runs of these collectives, one after another."""
         return sum(one.seconds * one.collective.times for one in self.members)
 
     @property
     def share(self) -> float | None:
-        """What of the step that is; None where it is not part of the step that was simulated."""
+        """The part of the simulated step that these collectives take; None if they are not in it."""
         known = [one.share for one in self.members if one.share is not None]
         return sum(known) if known else None
 
     @property
     def exposed_seconds(self) -> float | None:
-        """What of that nothing is computed in."""
+        """The seconds of these collectives in which the device computes nothing."""
         known = [one.exposed_seconds * one.collective.times for one in self.members if one.exposed_seconds is not None]
         return sum(known) if known else None
 
@@ -277,7 +277,7 @@ class Explanation:
             ring = f"{c.overlap.kind} as {one.permutes} permute{'s' * (one.permutes > 1)}"
         return [
             time_text(row.seconds),
-            f"{share:.0%}" if share is not None else "–",
+            "–" if share is None else f"{share:.0%}" if share >= 0.005 or not share else "<1%",
             ring or c.kind,
             ",".join(c.whole_axes),
             row.bytes_text,

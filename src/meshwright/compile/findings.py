@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def times(self) -> int:
-        """How often it runs: of a ring, all its permutes are one run."""
+        """How often the collective runs; all permutes of a ring are one run."""
         return self.collective.times // self.permutes
 
     @property
@@ -88,7 +88,7 @@ class Finding:
         )  # fmt: skip
 
     def record(self) -> dict[str, Any]:
-        """It as ``compiled.explain(json=True)`` has it."""
+        """The collective as ``compiled.explain(json=True)`` has it."""
         c = self.collective
         return {
             "kind": c.kind,

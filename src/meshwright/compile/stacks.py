@@ -8,6 +8,9 @@ from typing import NamedTuple
 from meshwright.core.program import Eqn, Program
 from meshwright.core.source import Source, is_library
 
+Function = tuple[str, str]  # a file, and the name of a function in it
+FOR_MANY = 3  # lines
+
 
 class FoldedStack(NamedTuple):
     """The lines from the innermost outward without those of helpers, and the helpers that were called from the first.
@@ -33,19 +36,54 @@ class FoldedStack(NamedTuple):
 
 
 class StackFolder:
-    """Knows which functions of a program are helpers."""
+    """Knows which functions of a program are helpers: those that are called from several lines, and what only these
+    are made of."""
 
     def __init__(self, programs: Iterable[Program]) -> None:
-        callers: dict[tuple[str, str], set[Source | None]] = {}
-        seen: set[int] = set()
+        self.reached: dict[int, Source] = {}
         for program in programs:
             for eqn in _equations(program):
                 one = eqn.source
-                while one is not None and id(one) not in seen:
-                    seen.add(id(one))
-                    callers.setdefault((one.file, one.call.function), set()).add(one.call.outer)
+                while one is not None and id(one) not in self.reached:
+                    self.reached[id(one)] = one
                     one = one.call.outer
+        callers: dict[Function, set[Source | None]] = {}
+        for one in self.reached.values():
+            callers.setdefault(_function(one), set()).add(one.call.outer)
         self.helpers = {function for function, lines in callers.items() if len(lines) > 1}
+        while more := self._made_of_helpers() - self.helpers:
+            self.helpers |= more
+
+    def _made_of_helpers(self) -> set[Function]:
+        """Functions that helpers call and that say as little as these do.
+
+        They are what a helper with a single line calls there, ``es`` in ``def dense(x, w): return es("bd,df->bf",
+        x, w)``, and what helpers and libraries call for three lines or more. What a line of ``__call__`` leads to, the
+        ``forward`` of several classes, is none of these: each is asked for by lines of its own.
+        """
+        lines: dict[Function, set[Source]] = {}
+        called: dict[Source, set[Function]] = {}
+        asked: dict[Function, set[Source]] = {}
+        for one in self.reached.values():
+            lines.setdefault(_function(one), set()).add(one)
+            if one.call.outer is not None:
+                called.setdefault(one.call.outer, set()).add(_function(one))
+            above = self._outside(one)
+            if above is not None:
+                asked.setdefault(_function(one), set()).add(above)
+        wrapped = {
+            next(iter(functions))
+            for line, functions in called.items()
+            if len(functions) == 1 and _function(line) in self.helpers and lines[_function(line)] == {line}
+        }
+        return wrapped | {function for function, outside in asked.items() if len(outside) >= FOR_MANY}
+
+    def _outside(self, line: Source) -> Source | None:
+        """The line that a function was called for: the first outside of it that is no helper's."""
+        above = line.call.outer
+        while above is not None and self.is_folded(above):
+            above = above.call.outer
+        return above
 
     def fold(self, source: Source | None) -> FoldedStack:
         """A line and those that led to it, folded; if all are helpers or of libraries, as they are."""
@@ -56,7 +94,7 @@ class StackFolder:
         return FoldedStack(tuple(kept), tuple(stack[: stack.index(kept[0])]))
 
     def is_folded(self, line: Source) -> bool:
-        return (line.file, line.call.function) in self.helpers or is_library(line.file)
+        return _function(line) in self.helpers or is_library(line.file)
 
 
 def _equations(program: Program) -> Iterable[Eqn]:
@@ -64,6 +102,10 @@ def _equations(program: Program) -> Iterable[Eqn]:
         yield eqn
         for _, region in eqn.regions():
             yield from _equations(region)
+
+
+def _function(line: Source) -> Function:
+    return line.file, line.call.function
 
 
 def _name(line: Source) -> str:

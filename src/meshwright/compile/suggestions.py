@@ -58,13 +58,17 @@ class Suggestion(NamedTuple):
 
     @property
     def saves(self) -> bool:
-        """Whether it is better: in seconds, or in bytes if it takes as long."""
-        close = abs(self.saved_seconds) <= 1e-9 * self.seconds
-        return self.saved_bytes > 0 if close else self.saved_seconds > 0
+        """Whether the program is better with the other sharding: in seconds, or in bytes if the step takes as long."""
+        return self.saved_bytes > 0 if self.takes_as_long else self.saved_seconds > 0
+
+    @property
+    def takes_as_long(self) -> bool:
+        """Whether the step is neither longer nor shorter, but for rounding."""
+        return abs(self.saved_seconds) <= 1e-9 * self.seconds
 
     @property
     def changes(self) -> bool:
-        """Whether it makes a difference to speak of."""
+        """Whether bytes change, or seconds by more than a thousandth of the step."""
         return bool(self.saved_bytes) or abs(self.saved_seconds) > 1e-3 * self.seconds
 
     @property
@@ -73,11 +77,11 @@ class Suggestion(NamedTuple):
         return self.arguments[0] if len(self.arguments) == 1 else of_any_index(self.arguments[0])
 
     def __str__(self) -> str:
+        nbytes = f"{_signed(-self.saved_bytes, show_bytes)} per device" if self.saved_bytes else "as many bytes"
         share = f" ({abs(self.saved_seconds) / self.seconds:.1%} of the step)" if self.seconds else ""
-        return (
-            f"{_VERBS[self.kind]} {self.argument} as {self.spec}: {_signed(-self.saved_bytes, show_bytes)} per device, "
-            f"{_signed(-self.saved_seconds, time_text)}{share}"
-            + (f", {_signed(-self.saved_memory, size_text)} of memory" if self.saved_memory else "")
+        seconds = "in the same time" if self.takes_as_long else f"{_signed(-self.saved_seconds, time_text)}{share}"
+        return f"{_VERBS[self.kind]} {self.argument} as {self.spec}: {nbytes}, {seconds}" + (
+            f", {_signed(-self.saved_memory, size_text)} of memory" if self.saved_memory else ""
         )
 
     @property
@@ -141,8 +145,8 @@ def suggestions(
     again: tuple[Again, Program] | None = None,
 ) -> list[Suggestion | None]:
     """For each collective of a program the best of the shardings that were tried on its account, better than what there
-    is or not; those that take longest are looked at first. ``again`` traces the program, and is what that gave when
-    it was compiled.
+    is or not. Looked at first is what brings the axes of an argument to other dims, which it can do without; then those
+    that take longest. ``again`` traces the program, and is what that gave when it was compiled.
 
     Tried are: the sharding that an argument is brought into for its first use; of an argument that an axis of the
     moved value comes from, of a result that it is, of a constraint on it, and of what lines assign that lead to it,
@@ -163,7 +167,13 @@ def suggestions(
     for n, c in enumerate(placed.collectives):
         if id(c) in counted:
             groups.setdefault((c.kind, c.whole_axes, c.bytes_received_per_device, c.source, c.why), []).append(n)
-    order = sorted(groups.values(), key=lambda group: -sum(cost[id(placed.collectives[n])] for n in group))
+    seconds = {id(group): sum(cost[id(placed.collectives[n])] for n in group) for group in groups.values()}
+
+    def urgency(group: list[int]) -> tuple[bool, float]:
+        worth = seconds[id(group)] > ABOUT_AS_MANY * now.seconds
+        return worth and trial.is_misplaced(placed.collectives[group[0]]), seconds[id(group)]
+
+    order = sorted(groups.values(), key=urgency, reverse=True)
     for group in order:
         found: list[Suggestion] = []
         for candidate in trial.candidates(placed.collectives[group[0]]):
@@ -230,6 +240,11 @@ class _Trial:
         yield from islice(dict.fromkeys(others), MOST_OTHERS_FOR_ONE)
         if c.implicit:
             yield from islice(dict.fromkeys(self._values(c)), MOST_VALUES_FOR_ONE)
+
+    def is_misplaced(self, c: Collective) -> bool:
+        """Whether an argument comes with axes on other dims than those it is used with. What is gathered may be so
+        to save memory; this saves none."""
+        return c.kind in ("all_to_all", "permute") and self.names.argument(c.var) in self.placed.moved
 
     def of(self, candidate: _Candidate) -> Suggestion | None:
         """What a sharding would save, if the program can be had with it."""

@@ -59,7 +59,8 @@ def scatter_sums(program: Program, whys: dict[Var, CollectiveReason], cost: Mach
         total, shapes = found
         changed = True
         why, x = whys[total.outputs[0]], total.inputs[0]
-        why = why._replace(text=whys.get(eqn.outputs[0], why).text)  # of those who need the parts
+        needed = whys.get(eqn.outputs[0], why).text.partition("; ")[2]  # by those who read the parts
+        why = why._replace(text=f"{why.text.partition('; ')[0]}; {needed}" if needed else why.text)
         for shape in shapes:
             x = new(reshape, x, {"shape": shape}, total.source, why)
         rest = tuple(axis for axis in total.params["axes"] if axis not in eqn.params["axes"])
