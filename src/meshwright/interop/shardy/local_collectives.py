@@ -24,10 +24,10 @@ from meshwright.interop.shardy.made_ops import (
     zeros,
 )
 from meshwright.interop.stablehlo.context import integer
-from meshwright.sharding.axes import Axes, AxisRef, merged, total_size
+from meshwright.sharding.axes import Axes, AxisRef, merged, quoted, total_size
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
-from meshwright.sharding.text_sdy import quoted, unquoted
+from meshwright.sharding.text_sdy import unquoted
 
 _COMBINED_BY = {"sum": "stablehlo.add", "max": "stablehlo.maximum", "min": "stablehlo.minimum"}
 _KINDS = ("sum", "max", "min")
