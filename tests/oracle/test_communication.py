@@ -276,3 +276,15 @@ func.func @f(%a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}, {"y"}
   return %0 : tensor<8x8xf32>
 }"""
     assert by_us(text, INSERT) == apply(text, INSERT)
+
+
+def test_of_results_on_several_meshes_only_those_change_that_must_be_whole() -> None:
+    text = """sdy.mesh @m = <["x"=2]>
+sdy.mesh @o = <["x"=2]>
+func.func @f(%a: tensor<2xui64>) -> (tensor<2xui64>, tensor<4xui32>) {
+  %0, %1 = stablehlo.rng_bit_generator %a, algorithm = THREE_FRY
+    {sdy.sharding = #sdy.sharding_per_value<[<@m, [{"x"}]>, <@o, [{}]>]>}
+    : (tensor<2xui64>) -> (tensor<2xui64>, tensor<4xui32>)
+  return %0, %1 : tensor<2xui64>, tensor<4xui32>
+}"""
+    assert by_us(text, FULL.replace("{", "=").replace("}", "")) == apply(text, FULL)

@@ -66,6 +66,12 @@ func.func @main(%a: tensor<8x8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}, 
   %2 = sdy.all_gather [{}, {}, {"y"}] %1 out_sharding=<@m, [{"x"}, {}, {}]> : tensor<8x8x8xf32>
   return %2 : tensor<8x8x8xf32>
 }"""
+ON_WRITTEN_MESHES = """
+func.func @main(%a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<mesh<["x"=2, "y y"=4]>, [{"x"}, {"y y"}]>})
+    -> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<mesh<["x"=2, "y y"=4]>, [{"x"}, {}]>}) {
+  %0 = sdy.all_gather [{}, {"y y"}] %a out_sharding=<mesh<["x"=2, "y y"=4]>, [{"x"}, {}]> : tensor<8x8xf32>
+  return %0 : tensor<8x8xf32>
+}"""
 LOCAL = """module attributes {sdy.output_shardings = #sdy.sharding_per_value<[<mesh<["x"=2]>, [{"x"}]>]>,
     sdy.parameters_shardings = #sdy.sharding_per_value<[<mesh<["x"=2]>, [{}]>]>} {
   func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {
@@ -101,6 +107,7 @@ CONVERT = "sdy-convert-global-to-local"
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        (f"{CONVERT}{{enable-rgv3=false}}", ON_WRITTEN_MESHES),
         (f"{CONVERT}{{per-dim-all-gather=true}}", GATHERS),
         (f"{CONVERT}{{enable-rgv3=false per-dim-all-gather=true}}", GATHERS),
         (f"{CONVERT}{{replica-count=16}}", GATHERS),
@@ -119,3 +126,24 @@ def test_an_option_does_what_it_does_in_shardy(name: str, text: str) -> None:
     if name.split("{")[0] in (CONVERT, "sdy-drop-sharding-and-mesh") and older_than(LOCAL_CHANGE):
         pytest.skip(LOCAL_CHANGE.what)
     assert by_us(text, name) == by_shardy(text, name)
+
+
+def test_groups_on_a_mesh_without_a_name_are_lists_of_devices() -> None:
+    """What Shardy writes then, ``mesh = #sdy.mesh<…>``, it cannot read."""
+    found = by_us(ON_WRITTEN_MESHES, CONVERT).text
+    assert "dense<[[0, 1, 2, 3], [4, 5, 6, 7]]>" in found
+    assert found == by_us(ON_WRITTEN_MESHES, f"{CONVERT}{{enable-rgv3=false}}").text
+
+
+def test_a_call_of_a_function_that_says_nothing_is_made_local_with_whole_values() -> None:
+    text = """sdy.mesh @m = <["x"=2]>
+func.func @main(%a: tensor<8xf32> {sdy.sharding = #sdy.sharding<@m, [{"x"}]>}) -> tensor<8xf32> {
+  %0 = call @f(%a) {sdy.sharding = #sdy.sharding_per_value<[<@m, [{"x"}]>]>} : (tensor<8xf32>) -> tensor<8xf32>
+  return %0 : tensor<8xf32>
+}
+func.func private @f(%a: tensor<8xf32>) -> tensor<8xf32> {
+  return %a : tensor<8xf32>
+}"""
+    found = by_us(text, CONVERT)
+    assert found.error == "" and "call @f(%0)" in found.text
+    assert "(tensor<8xf32>) -> tensor<8xf32>" in next(line for line in found.text.splitlines() if "call @f" in line)

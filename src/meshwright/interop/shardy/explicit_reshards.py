@@ -331,6 +331,10 @@ class _Inserter:
             made_of = [_with_more_sums(s, difference(reduced, s.unreduced), combine) for s in now]
         on_no_axes = reduced and any(one.mesh.empty for one in before)  # a sum is over axes of its mesh
         if on_no_axes or any(not same_placement(one, other) for one, other in zip(before, made_of, strict=True)):
+            if not on_no_axes:
+                made_of = [
+                    one if same_placement(one, other) else other for one, other in zip(before, made_of, strict=True)
+                ]
             if op.name in _OWN_SHARDING:
                 op.attributes["sharding"] = ir.Attribute.parse(str(made_of[0]))
             else:

@@ -76,16 +76,21 @@ def _note_shardings(module: Any) -> None:
     from jaxlib.mlir import ir
 
     known = ValueShardings(module)
-    meshes = [mesh for mesh in known.shardings.meshes.values() if not mesh.is_maximal]
     main = next((op for op in _functions(module) if string(op.attributes["sym_name"]) == "main"), None)
-    if main is None or not meshes:
+    if main is None:
         return
     types = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-    for key, side, kinds in (
-        (PARAMETERS, "arg_attrs", types.inputs), (OUTPUTS, "res_attrs", types.results),
-    ):  # fmt: skip
+    sides = [
+        (key, kinds, known.of_function(main, side, len(kinds)))
+        for key, side, kinds in ((PARAMETERS, "arg_attrs", types.inputs), (OUTPUTS, "res_attrs", types.results))
+    ]
+    written = [sharding.mesh for _, _, shardings in sides for sharding in shardings if sharding is not None]
+    meshes = [mesh for mesh in (*known.shardings.meshes.values(), *written) if not mesh.is_maximal]
+    if not meshes:
+        return
+    for key, kinds, shardings in sides:
         found = []
-        for kind, sharding in zip(kinds, known.of_function(main, side, len(kinds)), strict=True):
+        for kind, sharding in zip(kinds, shardings, strict=True):
             rank = len(kind.shape) if isinstance(kind, ir.RankedTensorType) else 0
             found.append(inlined(sharding or TensorSharding(meshes[0], [None] * rank)))
         module.operation.attributes[key] = ir.Attribute.parse(per_value_text(found))
@@ -204,8 +209,9 @@ def _reshard_calls(module: Any) -> None:
         ]
         if all(pair is None or same_placement(*pair) for pair in pairs):
             continue
+        told = made if any(made) else [pair and pair[0] for pair in pairs]
         op.attributes[SHARDING] = ir.Attribute.parse(
-            str(filled_text(made, [len(value.type.shape) for value in op.results]))
+            str(filled_text(told, [len(value.type.shape) for value in op.results]))
         )
         for value, pair in zip(op.results, pairs, strict=True):
             if pair is not None and not same_placement(*pair):

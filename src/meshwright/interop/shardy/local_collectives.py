@@ -24,7 +24,7 @@ from meshwright.interop.shardy.made_ops import (
     zeros,
 )
 from meshwright.interop.stablehlo.context import integer
-from meshwright.sharding.axes import Axes, AxisRef, merged, total_size
+from meshwright.sharding.axes import Axes, AxisRef, merged, quoted, total_size
 from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.text_sdy import unquoted
@@ -80,9 +80,11 @@ class LocalCollectives:
     def _groups(self, mesh: BaseMesh, axes: Axes) -> Any:
         from jaxlib.mlir import ir
 
-        if self._by_axes:
+        if self._by_axes and mesh.name:  # what Shardy writes for a mesh without a name cannot be read again
             written = ", ".join(map(_axis_text, merged(axes)))
-            return ir.Attribute.parse(f"#stablehlo.replica_group_mesh_axes<mesh = @{mesh.name}, axes = [{written}]>")
+            return ir.Attribute.parse(
+                f"#stablehlo.replica_group_mesh_axes<mesh = {mesh.reference()}, axes = [{written}]>"
+            )
         return dense(groups(mesh, axes))
 
     def _channel(self) -> Any:
@@ -325,8 +327,8 @@ def _exchanges(attribute: Any, mesh: BaseMesh) -> list[tuple[Axes, int, int]]:
 
 def _axis_text(axis: AxisRef) -> str:
     if axis.size == axis.whole:
-        return f'#stablehlo.axis_ref<name = "{axis.name}">'
-    return f'#stablehlo.axis_ref<name = "{axis.name}", sub_axis_info = ({axis.pre}){axis.size}>'
+        return f"#stablehlo.axis_ref<name = {quoted(axis.name)}>"
+    return f"#stablehlo.axis_ref<name = {quoted(axis.name)}, sub_axis_info = ({axis.pre}){axis.size}>"
 
 
 def _reduction(op: Any) -> str:
