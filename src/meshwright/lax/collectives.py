@@ -58,13 +58,14 @@ def psum(x: T, axis_name: AxisName | None = None, *, axis: AxisName | None = Non
         )
     axis_name = axis if axis_name is None else axis_name
     assert axis_name is not None
+    number: Any = x
     if axis_index_groups is not None:
         return each("psum", lambda x: sum_in_group("psum", x, axis_name, axis_index_groups)[0], x)
     if direct.state.place is not None and is_number(x):  # how kernels ask for the number of devices
-        return x * direct.state.place.axis_size(axis_name)
+        return number * direct.state.place.axis_size(axis_name)
     axes, sizes = resolve("psum", axis_name, ordered=False)
     if is_number(x) and not strict():
-        return x * prod(sizes)
+        return number * prod(sizes)
 
     def one(x: Value) -> Any:
         if x.dtype == dtypes.BOOL:

@@ -24,7 +24,8 @@ can_cast = np.can_cast
 
 def dtype(x: Any) -> np.dtype[Any]:
     """The dtype of a value."""
-    return value(x).dtype
+    found: np.dtype[Any] = value(x).dtype
+    return found
 
 
 def lattice_result_type(*args: Any) -> tuple[np.dtype[Any], bool]:
@@ -39,7 +40,7 @@ def lattice_result_type(*args: Any) -> tuple[np.dtype[Any], bool]:
 
 def default_float_dtype() -> np.dtype[Any]:
     """The dtype of a float of Python's."""
-    return value(0.0).dtype
+    return dtype(0.0)
 
 
 def to_complex_dtype(dtype: Any) -> np.dtype[Any]:
