@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -184,7 +185,9 @@ def register_node(
 def _register(cls: Any, flatten: Callable[..., Any], unflatten: Callable[..., Any], name: str, **options: Any) -> None:
     """Enter a class as a container, once."""
     try:
-        optree.register_pytree_node(cls, flatten, unflatten, namespace=tree.NAMESPACE, **options)
+        with warnings.catch_warnings():  # a named tuple of one's own may be a container of one's own
+            warnings.filterwarnings("ignore", message="PyTree type .* is a subclass of")
+            optree.register_pytree_node(cls, flatten, unflatten, namespace=tree.NAMESPACE, **options)
     except (TypeError, ValueError) as error:
         raise TreeError(
             f"{name} is given {cls!r}.",

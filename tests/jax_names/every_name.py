@@ -488,6 +488,7 @@ checks(
     out_ravel_method=over_explicit(lambda x: x.ravel(out_sharding=P("x"))),
     out_flatten=over_explicit(lambda x: x.flatten(out_sharding=P("x"))),
     out_reshape=over_explicit(lambda x: x.reshape(4, 16, out_sharding=P("x"))),
+    out_lax_reshape_both=over_explicit(lambda x: lax.reshape(x, (64,), out_sharding=P("x"))),
     out_lax_reshape=over_explicit(lambda x: lax.reshape(x, (4, 16), out_sharding=P("x"))),
     out_one_hot=over_explicit(lambda x: jax.nn.one_hot(jnp.arange(8), 8)),
     out_matmul=over_explicit(lambda x: jnp.matmul(x.T, x, out_sharding=P("x"))),

@@ -38,6 +38,9 @@ print(x > 1, x.astype("int32"), float(x.sum()), x.sharding, len(x), [row for row
 """
 
 IN_JAX = """
+import functools
+from typing import NamedTuple
+
 import meshwright.jax as jax
 import meshwright.jax.numpy as jnp
 from meshwright.jax import lax
@@ -51,6 +54,43 @@ def layer(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def loss(x: jax.Array) -> jax.Array:
     return jnp.sum(jax.nn.relu(x) ** 2)
+
+
+class Params(NamedTuple):
+    w: jax.Array
+    b: jax.Array
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def forward(params: dict[str, Params], x: jax.Array, heads: int) -> jax.Array:
+    for p in params.values():
+        x = jax.nn.gelu(x @ p.w + p.b[None, :]).astype(jnp.bfloat16).astype(jnp.float32)
+    q, k = jnp.split(x, heads, axis=-1)
+    scores = jnp.einsum("bd,cd->bc", q, k) / jnp.sqrt(q.shape[-1])
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape, dtype=bool)), scores, -jnp.inf)
+    return jax.nn.softmax(scores, axis=-1) @ x
+
+
+def scanned(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def step(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        carry = 0.9 * carry + row
+        return carry, carry.sum()
+
+    return lax.scan(step, jnp.zeros(x.shape[1:]), x)
+
+
+def summed(block: jax.Array) -> jax.Array:
+    return lax.psum(block.sum(0), "x") + lax.pmean(lax.ppermute(block, "x", [(0, 1)]), "x")[0]
+
+
+def combined(mesh: jax.sharding.Mesh, x: jax.Array) -> tuple[str, float, int]:
+    total = jax.shard_map(summed, mesh=mesh, in_specs=P("x"), out_specs=P())(x)
+    carry, sums = scanned(x)
+    found = lax.cond(sums[0] > 0, lambda v: v + 1, lambda v: v - 1, carry)
+    mask = (x > found) & ~(x == -x) | (abs(x) // 2 % 3 >= 1)
+    compiled = jax.jit(scanned).lower(x).compile()
+    i, j = divmod(int(jnp.argmax(x)), x.shape[0])
+    return compiled.as_text(), float(total[0]), i + j + int(mask.sum())
 
 
 x: jax.Array = jnp.ones((2, 3))

@@ -65,6 +65,10 @@ def _truths_to_a_number(operands: Sequence[Any]) -> bool:
     return len(operands) == 2 and operands[0].dtype == bool and operands[1].ndim == 0
 
 
+def _nothing_of_nothing(operands: Sequence[Any]) -> bool:
+    return len(operands) == 2 and all(x.size == 0 for x in operands)
+
+
 # Where JAX is known to be wrong, by the name of a call and its operands, and why; ours stays with NumPy.
 WRONG: dict[str, tuple[Callable[[Sequence[Any]], bool], str]] = {
     "np_.all": (_imaginary, "imaginary numbers are not zero"),
@@ -74,6 +78,8 @@ WRONG: dict[str, tuple[Callable[[Sequence[Any]], bool], str]] = {
     "nn.log_sigmoid": (lambda xs: any(x.dtype.kind == "u" for x in xs), "-x of an unsigned x is not negative"),
     "np_.power": (_truths_to_a_number, "the dtype depends on whether the exponent is known"),
     "**": (_truths_to_a_number, "the dtype depends on whether the exponent is known"),
+    "np_.take": (_nothing_of_nothing, "the dims of the indices are in the result, also if there is nothing to take"),
+    "take": (_nothing_of_nothing, "the dims of the indices are in the result, also if there is nothing to take"),
     "np_.unique": (lambda xs: any(x.size == 0 for x in xs), "there are as many indices and counts as elements"),
 }
 

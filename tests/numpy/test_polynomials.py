@@ -22,6 +22,7 @@ CALLS: dict[str, Any] = {
     "polyder": lambda n: [n.polyder(P), n.polyder(P, 2)],
     "polyint": lambda n: [n.polyint(P), n.polyint(P, 2, k=np.array([1.0, 2.0], np.float32))],
     "poly": lambda n: n.poly(P),
+    "polyval": lambda n: [n.polyval(P, X), n.polyval(np.stack([P, P + 1], 1), 0.5), n.polyval(P[:, None] + X, X)],
     "polyfit": lambda n: n.polyfit(X, np.sin(X), 3),
     "weighted": lambda n: n.polyfit(X, np.stack([np.sin(X), X**2], 1), 2, w=X + 1),
     "windows": lambda n: [n.bartlett(5), n.blackman(6), n.hamming(5), n.hanning(4), n.kaiser(5, 3.0)],

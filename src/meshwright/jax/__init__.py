@@ -38,7 +38,9 @@ from meshwright.jax import ad_checkpoint as ad_checkpoint
 from meshwright.jax import api_util as api_util
 from meshwright.jax import config as _config
 from meshwright.jax import core as core
+from meshwright.jax import custom_derivatives as custom_derivatives
 from meshwright.jax import debug as debug
+from meshwright.jax import dlpack as dlpack
 from meshwright.jax import dtypes as dtypes
 from meshwright.jax import errors as errors
 from meshwright.jax import experimental as experimental
@@ -51,6 +53,7 @@ from meshwright.jax import monitoring as monitoring
 from meshwright.jax import nn as nn
 from meshwright.jax import numpy as numpy
 from meshwright.jax import ops as ops
+from meshwright.jax import profiler as profiler
 from meshwright.jax import random as random
 from meshwright.jax import ref as ref
 from meshwright.jax import scipy as scipy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NoReturn
 
 from meshwright.core.source import here
@@ -19,6 +21,22 @@ def absent(module: str) -> Callable[[str], Any]:
 
     def of(name: str) -> Any:
         raise AttributeError(f"{module}.{name} is not part of meshwright.jax, which stands in for jax here")
+
+    return of
+
+
+def library(package: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package whose other modules are, in scripts of `run-jax`, an installed JAX's files."""
+    missing = absent(package)
+
+    def of(name: str) -> Any:
+        if not name.startswith("_") and getattr(sys.modules.get("jax"), "__name__", "") == "meshwright.jax":
+            try:
+                return import_module(f"{package}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{package}.{name}":
+                    raise
+        return missing(name)
 
     return of
 

@@ -75,8 +75,10 @@ def _keys(accessor: Any) -> KeyPath:
 def _key(entry: Any) -> Any:
     if isinstance(entry, OwnKeys):
         return entry.entry
-    if isinstance(entry, optree.GetAttrEntry | optree.NamedTupleEntry | optree.DataclassEntry):
-        return GetAttrKey(str(entry.name if hasattr(entry, "name") else entry.entry))
+    if isinstance(entry, optree.NamedTupleEntry):
+        return GetAttrKey(entry.field)
+    if isinstance(entry, optree.GetAttrEntry | optree.DataclassEntry):
+        return GetAttrKey(str(entry.name))
     if isinstance(entry, optree.MappingEntry):
         return DictKey(entry.entry)
     return (SequenceKey if isinstance(entry, optree.SequenceEntry) else FlattenedIndexKey)(entry.entry)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 from meshwright.api import direct
 from meshwright.api.axis_names import resolve
@@ -33,14 +33,14 @@ from meshwright.ops.basic import convert, move_dim, mul, reshape
 from meshwright.ops.elementwise import div
 from meshwright.ops.reduction import reduce_max, reduce_min
 
+T = TypeVar("T")
+
 # What to write instead of a sum of what is summed already.
 _NO_PSUM = "leave the psum out; the identity whose transpose is a psum is lax.pbroadcast(x, {names!r})"
 _SCATTER = "lax.pscatter(x, {names!r}), which sums nothing"
 
 
-def psum(
-    x: Any, axis_name: AxisName | None = None, *, axis: AxisName | None = None, axis_index_groups: Any = None
-) -> Any:
+def psum(x: T, axis_name: AxisName | None = None, *, axis: AxisName | None = None, axis_index_groups: Any = None) -> T:
     """The sum over the devices along one axis or several; the same on all of them. ``axis`` is ``axis_name``.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -58,13 +58,14 @@ def psum(
         )
     axis_name = axis if axis_name is None else axis_name
     assert axis_name is not None
+    number: Any = x
     if axis_index_groups is not None:
         return each("psum", lambda x: sum_in_group("psum", x, axis_name, axis_index_groups)[0], x)
     if direct.state.place is not None and is_number(x):  # how kernels ask for the number of devices
-        return x * direct.state.place.axis_size(axis_name)
+        return number * direct.state.place.axis_size(axis_name)
     axes, sizes = resolve("psum", axis_name, ordered=False)
     if is_number(x) and not strict():
-        return x * prod(sizes)
+        return number * prod(sizes)
 
     def one(x: Value) -> Any:
         if x.dtype == dtypes.BOOL:
@@ -79,7 +80,7 @@ def psum(
     return each("psum", one, x)
 
 
-def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+def pmean(x: T, axis_name: AxisName, *, axis_index_groups: Any = None) -> T:
     """The mean over the devices along one axis or several.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -118,7 +119,7 @@ def _extreme(name: str, op: Any, x: Any, axis_name: AxisName, groups: Any) -> An
     return each(name, one, x)
 
 
-def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+def pmax(x: T, axis_name: AxisName, *, axis_index_groups: Any = None) -> T:
     """The largest over the devices along one axis or several.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -130,7 +131,7 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     return _extreme("pmax", ops.pmax, x, axis_name, axis_index_groups)
 
 
-def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+def pmin(x: T, axis_name: AxisName, *, axis_index_groups: Any = None) -> T:
     """The smallest over the devices along one axis or several.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -160,7 +161,7 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
 pvary = pbroadcast
 
 
-def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
+def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
     """``pbroadcast`` by its name in JAX: ``to`` is ``"varying"``.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -179,7 +180,7 @@ def pcast(x: Any, axis_name: AxisName, *, to: str) -> Any:
     return pbroadcast(x, axis_name)
 
 
-def all_gather(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None, axis: int = 0, tiled: bool = True) -> Any:
+def all_gather(x: T, axis_name: AxisName, *, axis_index_groups: Any = None, axis: int = 0, tiled: bool = True) -> T:
     """The blocks of all devices along an axis, joined along a dim; typed as varying, so that its transpose is a
     ``psum_scatter``.
 
@@ -207,14 +208,14 @@ def all_gather_invariant(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: b
 
 
 def psum_scatter(
-    x: Any,
+    x: T,
     axis_name: AxisName,
     *,
     scatter_dimension: int = 0,
     axis_index_groups: Any = None,
     axis: int | None = None,
     tiled: bool = True,
-) -> Any:
+) -> T:
     """The sum over the devices along an axis, of which each keeps a block along a dim.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -267,8 +268,8 @@ def pscatter(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = True) 
 
 
 def all_to_all(
-    x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, axis_index_groups: Any = None, tiled: bool = True
-) -> Any:
+    x: T, axis_name: AxisName, split_axis: int, concat_axis: int, *, axis_index_groups: Any = None, tiled: bool = True
+) -> T:
     """Cut the dim ``split_axis``, send each device along the axis its part, join what comes along ``concat_axis``.
 
     >>> import meshwright as mw, meshwright.numpy as mnp
@@ -296,7 +297,7 @@ def all_to_all(
     return each("all_to_all", one, x)
 
 
-def ppermute(x: Any, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> Any:
+def ppermute(x: T, axis_name: AxisName, perm: Iterable[tuple[int, int]]) -> T:
     """Send the values of devices to others: ``perm`` has pairs (source, target); a device that gets nothing has zeros.
 
     >>> import meshwright as mw, meshwright.numpy as mnp

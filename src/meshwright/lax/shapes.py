@@ -41,6 +41,7 @@ from meshwright.numpy import shapes as numpy_shapes
 from meshwright.ops import basic, cumulative, reduction, sorting
 from meshwright.ops import shape as shape_ops
 from meshwright.ops.contraction import dot_general as dot_general_op
+from meshwright.ops.layout import whole_along
 
 # Making
 
@@ -105,6 +106,8 @@ def reshape(
     x = value(operand)
     if dimensions is not None:
         x = transpose(x, dimensions)
+    if out_sharding is not None:  # it may ask for what the operand's layout does not say
+        x = whole_along(x, range(1, x.ndim))
     return placed(basic.reshape(x, shape=static_shape(new_sizes)), None, out_sharding)
 
 

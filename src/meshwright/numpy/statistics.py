@@ -32,7 +32,7 @@ from meshwright.numpy.mathematics import sqrt
 from meshwright.numpy.order import builtin_max
 from meshwright.numpy.products import matmul
 from meshwright.numpy.reductions import cumprod, cumsum, diff, mean, sum, sum_dtype
-from meshwright.numpy.shapes import atleast_2d, concatenate, cut, flip, matrix_transpose, ravel
+from meshwright.numpy.shapes import atleast_2d, broadcast_to, concatenate, cut, flip, matrix_transpose, ravel
 from meshwright.ops import basic
 from meshwright.ops.convolution import conv_general_dilated
 
@@ -159,16 +159,18 @@ def _slide(x: Value, kernel: Value, mode: str, name: str, dtype: DTypeLike) -> V
 
 
 def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = 16) -> Value:
-    """The polynomial with coefficients ``p``, highest first, at ``x``."""
+    """The polynomial with coefficients ``p``, highest first, at ``x``; more dims of ``p`` are broadcast with ``x``."""
     coefficients, points = promoted_values(p, x)
-    if coefficients.ndim != 1:
+    if coefficients.ndim == 0:
         raise ShapeError(
             f"mnp.polyval cannot take coefficients {coefficients.type.short()}.",
             where=here(),
-            why="they have one dim, the highest power first",
+            why="they have one dim at least, the highest power first",
             fix="p.ravel()",
         )
     coefficients, points = strong(coefficients), strong(points)
+    if coefficients.ndim > 1:
+        points = broadcast_to(points, np.broadcast_shapes(coefficients.shape[1:], points.shape))
     total: Value = basic.zeros(points.type)
     for n in range(coefficients.shape[0]):
         total = add(multiply(total, points), coefficients[n])

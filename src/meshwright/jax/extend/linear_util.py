@@ -27,6 +27,20 @@ def wrap_init(f: Callable[..., Any], params: dict[str, Any] | None = None, *, de
     return WrappedFun(f, params or {}, debug_info)
 
 
+def transformation2(gen: Callable[..., Any]) -> Callable[..., WrappedFun]:
+    """A function of a function, and of what else it is given, as one that wraps it.
+
+    >>> twice = transformation2(lambda f, factor, x: factor * f(x))
+    >>> twice(wrap_init(abs), 2).call_wrapped(-3)
+    6
+    """
+
+    def transformed(fun: WrappedFun, *given: Any) -> WrappedFun:
+        return WrappedFun(lambda *args: gen(fun.call_wrapped, *given, *args), {}, fun.debug_info)
+
+    return transformed
+
+
 __getattr__ = absent("jax.extend.linear_util")
 
-__all__ = ["WrappedFun", "wrap_init"]
+__all__ = ["WrappedFun", "transformation2", "wrap_init"]
