@@ -1,13 +1,14 @@
 """A train step of 336M parameters and calls of a small function on the first GPU, beside the same source under jax.jit.
 
-python benchmarks/bench_gpu.py [--repeats 7] [--json] [--small] [--dump FOLDER] [--check SECONDS] [--loops]
+python benchmarks/bench_gpu.py [--repeats 7] [--json] [--small] [--dump FOLDER] [--check SECONDS] [--loops] [--offline]
 
 Each row is printed when it is measured. ``--dump`` writes into a folder what XLA made of each step (kernels, bytes,
 memory), and how long its kernels took. ``--check`` measures nothing: for so many seconds it runs the partitioner's
 suite of ops, in random layouts of four and six devices stacked on the GPU, and train steps of models on eight.
 ``--small`` takes a small model of the same form, on whatever JAX has. ``--loops`` needs no GPU, either: what the loops
 of both steps keep for their derivatives and read and write slice by slice, in that model, as the XLA of this machine
-compiles them.
+compiles them. ``--offline`` needs JAX's plugin for CUDA, and no GPU: the kernels that XLA makes of the large steps for
+an H200, and their bytes; matmuls are cuBLAS's, since nothing can be tuned.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ ROWS = {"batch": 8, "length": 513}
 FEW_ROWS = {"batch": 4, "length": 65}
 
 
+NOT_TUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+H200 = """
+platform_name: "CUDA" device_description_str: "NVIDIA H200"
+gpu_device_info {
+  cuda_compute_capability { major: 9 minor: 0 } core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472 shared_memory_per_block_optin: 232448
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 device_memory_size: 150000000000
+}
+dnn_version_info { major: 9 minor: 10 patch: 0 } runtime_version { major: 12 minor: 9 }
+"""
 STEP = 7  # every so many ops are checked at first, then those beside them
 
 
@@ -155,23 +169,40 @@ def checked(seconds: float) -> int:
     return 1 if wrong else 0
 
 
-def lowered(checkpoint: bool) -> tuple[str, str]:
-    """The small step of both sides as XLA has optimized it."""
+def compiled(config: dict[str, Any], rows: dict[str, int], device: Any = None) -> tuple[Any, Any]:
+    """The step of both sides as XLA has optimized it, for a device that need not be there."""
     import jax
     from twins import load
 
     import meshwright as mw
 
-    config = {**SMALL, "checkpoint": checkpoint}
     ours, theirs = load("transformer"), load("transformer", "jax")
     mine, yours = ours.Config(**config), theirs.Config(**config)
-    shapes = jax.eval_shape(lambda key: theirs.init(key, yours), jax.random.key(0))
-    tokens = jax.ShapeDtypeStruct((4, 65), "int32")
+    where = device or jax.devices()[0]
+    on = jax.sharding.SingleDeviceSharding(where)
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on)
+    shapes = jax.tree.map(shape, jax.eval_shape(lambda key: theirs.init(key, yours), jax.random.key(0)))
+    tokens = shape(jax.ShapeDtypeStruct((rows["batch"], rows["length"]), "int32"))
     like = lambda x: mw.ShapeDtypeStruct(x.shape, str(x.dtype))
     step = mw.jit(lambda p, b: ours.train_step(p, b, mine)).lower(jax.tree.map(like, shapes), like(tokens)).compile()
-    found = jax.jit(mw.interop.jax.to_jax(step)).lower(shapes, tokens).compile().as_text()
-    other = jax.jit(lambda p, b: theirs.train_step(p, b, yours)).lower(shapes, tokens).compile().as_text()
-    return found, other
+    functions = mw.interop.jax.to_jax(step, [where]), lambda p, b: theirs.train_step(p, b, yours)
+    options = None if device is None else NOT_TUNED
+    mine, yours = (jax.jit(f).lower(shapes, tokens).compile(compiler_options=options) for f in functions)
+    return mine, yours
+
+
+def offline() -> None:
+    """The kernels of both steps on an H200 that is not there."""
+    from jax.experimental import topologies
+
+    target = topologies.get_topology_desc("h200", "cuda", target_config=H200, topology="1x1x1")
+    for checkpoint in (True, False):
+        both = compiled({**LARGE, "checkpoint": checkpoint}, ROWS, target.devices[0])
+        for name, found in zip(("meshwright", "jax"), both, strict=True):
+            made = parts(found.as_text())
+            runs = ", ".join(f"{part.runs} x {len(part.kernels)} kernels" for part in made)
+            moved, room = sum(part.runs * part.moved for part in made), found.memory_analysis().temp_size_in_bytes
+            print(f"checkpoint={checkpoint!s:5}  {name:10}  {moved / 1e9:6.1f} GB  {runs}; room {room / 1e9:.1f} GB")
 
 
 def loops(text: str) -> list[dict[str, Any]]:
@@ -200,6 +231,7 @@ def main() -> int:
     parser.add_argument("--dump", type=pathlib.Path, help="a folder for what XLA made of the steps")
     parser.add_argument("--check", type=float, metavar="SECONDS", help="run the partitioner's suite instead")
     parser.add_argument("--loops", action="store_true", help="what loops keep and move, without a GPU")
+    parser.add_argument("--offline", action="store_true", help="the kernels of the large steps, without a GPU")
     args = parser.parse_args()
     if args.dump:
         texts = pathlib.Path(tempfile.mkdtemp())
@@ -212,10 +244,14 @@ def main() -> int:
 
     if args.loops:
         for checkpoint in (True, False):
-            for name, text in zip(("meshwright", "jax"), lowered(checkpoint), strict=True):
-                for which, found in zip(("forward", "backward"), loops(text), strict=True):
+            both = compiled({**SMALL, "checkpoint": checkpoint}, FEW_ROWS)
+            for name, step in zip(("meshwright", "jax"), both, strict=True):
+                for which, found in zip(("forward", "backward"), loops(step.as_text()), strict=True):
                     shown = ", ".join(f"{key} {value:,}" for key, value in found.items())
                     print(f"checkpoint={checkpoint!s:5}  {name:10}  {which:8}  {shown}")
+        return 0
+    if args.offline:
+        offline()
         return 0
     if jax.default_backend() != "gpu" and not args.small:
         print(f"not measured: JAX has no GPU here, but {jax.devices()[0]}; --small and --loops need none")

@@ -128,6 +128,11 @@ def test_keys_go_into_programs_on_xla_and_come_out(engine: str) -> None:
         same_words(turned, keys[::-1])
 
 
+def test_the_type_of_a_key_is_said_as_jax_says_it() -> None:
+    keys = mjax.random.split(mjax.random.key(0), 3)
+    assert str(mw.typeof(keys)) == str(jax.typeof(jax.random.split(jax.random.key(0), 3))) == "key<fry>[3]"
+
+
 def test_keys_are_saved(tmp_path: Path) -> None:
     mesh = mw.make_mesh((4,), ("data",))
     rows = mw.NamedSharding(mesh, mw.P("data"))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from meshwright.core.axis_names import axis_text
-from meshwright.core.dtypes import DType, array_bytes, short_name
+from meshwright.core.dtypes import KEY, DType, array_bytes, short_name
 
 Shape = tuple[int, ...]
 
@@ -114,7 +114,7 @@ class TensorType:
         return f"[{','.join(dims)}]" + ("{" + ",".join(marks) + "}" if marks else "")
 
     def __str__(self) -> str:
-        return self.dtype.name + self._layout()
+        return ("key<fry>" if self.dtype == KEY else self.dtype.name) + self._layout()
 
     def __repr__(self) -> str:
         return f"ShapedArray({self}{', weak_type=True' * self.weak})"
