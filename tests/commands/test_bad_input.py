@@ -126,7 +126,7 @@ CASES = {
         "matmul cannot take f32[4,3] and f32[4,3].\n"
         "  at:   model.py:7   return x @ w\n"
         "  why:  dim 1 of the left has size 3, dim 0 of the right has size 4, and they are summed over together\n"
-        "  fix:  transpose one: x.T\n",
+        "  fix:  transpose the left operand: x.T if it is x, x if it is x.T\n",
     ),
     "types that are none": (
         ["simulate", "model.py:f", "--args", "f32[4,4] f32[4"],

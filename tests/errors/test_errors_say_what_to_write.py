@@ -75,7 +75,39 @@ def test_a_product_whose_dims_do_not_meet():
         lambda: X @ X,
         "matmul cannot take f32[3,4] and f32[3,4].",
         "dim 1 of the left has size 4, dim 0 of the right has size 3, and they are summed over together",
-        "transpose one: x.T",
+        "transpose the left operand: x.T if it is x, x if it is x.T",
+    )
+    assert (X.T @ X).shape == (4, 4)
+    expect(
+        lambda: X @ mnp.ones((5, 4)),
+        "matmul cannot take f32[3,4] and f32[5,4].",
+        "dim 1 of the left has size 4, dim 0 of the right has size 5, and they are summed over together",
+        "transpose the right operand: y.T if it is y, y if it is y.T",
+    )
+    expect(
+        lambda: X @ mnp.ones((7, 1)),
+        "matmul cannot take f32[3,4] and f32[7,1].",
+        "dim 1 of the left has size 4, dim 0 of the right has size 7, and they are summed over together",
+        "a right operand of shape (4, 1), or a left one of shape (3, 7)",
+    )
+    assert (X @ mnp.ones((4, 1))).shape == (mnp.ones((3, 7)) @ mnp.ones((7, 1))).shape == (3, 1)
+    expect(
+        lambda: mnp.ones((2, 3, 4)) @ mnp.ones((5, 6, 7)),
+        "matmul cannot take f32[2,3,4] and f32[5,6,7].",
+        "dim 2 of the left has size 4, dim 1 of the right has size 6, and they are summed over together",
+        "give dim 2 of the left and dim 1 of the right one size",
+    )
+    expect(
+        lambda: mnp.vecdot(mnp.ones((3, 2)), mnp.ones((5, 3))),
+        "mnp.vecdot cannot take f32[3,2] and f32[5,3].",
+        "dim 1 of the left has size 2, dim 1 of the right has size 3, and they are summed over together",
+        "give dim 1 of the left and dim 1 of the right one size",
+    )
+    expect(
+        lambda: mnp.tensordot(mnp.ones((2, 3)), mnp.ones((3, 5)), 2),
+        "mnp.tensordot cannot take f32[2,3] and f32[3,5].",
+        "dim 0 of the left has size 2, dim 0 of the right has size 3, and they are summed over together",
+        "give dim 0 of the left and dim 0 of the right one size",
     )
 
 

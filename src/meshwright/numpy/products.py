@@ -52,13 +52,23 @@ def _result_dtype(preferred: DTypeLike) -> dtypes.DType | None:
 
 
 def _mismatch(name: str, x: TensorType, y: TensorType, n: int, m: int, d: int, e: int) -> ShapeError:
-    fix = "x.T" if x.ndim == 2 and x.shape[0] == m else "y.T" if y.ndim == 2 and y.shape[-1] == n else ""
+    fix = f"give dim {d} of the left and dim {e} of the right one size"
+    if name == "mnp.dot" or (name == "matmul" and broadcast_shapes(x.shape[:-2], y.shape[:-2]) is not None):
+        fix = f"a right operand of shape {_resized(y, e, n)}, or a left one of shape {_resized(x, d, m)}"
+        if x.ndim == 2 and x.shape[0] == m:
+            fix = "transpose the left operand: x.T if it is x, x if it is x.T"
+        elif y.ndim == 2 and y.shape[1] == n:
+            fix = "transpose the right operand: y.T if it is y, y if it is y.T"
     return ShapeError(
         f"{name} cannot take {x.short()} and {y.short()}.",
         where=here(),
         why=f"dim {d} of the left has size {n}, dim {e} of the right has size {m}, and they are summed over together",
-        fix=f"transpose one: {fix}" if fix else "mnp.einsum names the dims: mnp.einsum('ij,jk->ik', x, y)",
+        fix=fix,
     )
+
+
+def _resized(x: TensorType, dim: int, size: int) -> Shape:
+    return (*x.shape[:dim], size, *x.shape[dim + 1 :])
 
 
 @lru_cache(maxsize=4096)
