@@ -100,14 +100,21 @@ def test_arrays_on_one_device_and_programs_of_them():
 
 
 def test_an_argument_that_is_elsewhere_is_named_with_its_place():
-    x = ours.device_put(X, ours.NamedSharding(mesh_of(ours, "Auto"), ours.P("x")))
+    mesh = mesh_of(ours, "Auto")
+    x = ours.device_put(X, ours.NamedSharding(mesh, ours.P("x")))
+    f = ours.jit(lambda x: x, in_shardings=ours.NamedSharding(mesh, ours.P(None, "y")))
     with pytest.raises(ValueError) as error:
-        ours.jit(lambda x: x, in_shardings=ours.NamedSharding(x.sharding.mesh, ours.P(None, "y")))(x)
+        f(x)
     assert "\n".join(line for line in str(error.value).splitlines() if "at:" not in line) == (
         "jit's in_shardings say mw.P(None, 'y') of an argument that is placed as mw.P('x',).\n"
         "  why:  an argument that was put somewhere stays there, and a call does not move it\n"
-        "  fix:  mw.device_put(x, mw.P(None, 'y')) before the call, or no in_shardings for it"
+        "  fix:  mw.device_put(x, mw.NamedSharding(mesh, mw.P(None, 'y'))) before the call, or in_shardings of "
+        "mw.NamedSharding(mesh, mw.P('x',))"
     )
+    first, _, second = str(error.value).partition("fix:  ")[2].partition(" before the call, or in_shardings of ")
+    names = {"mw": ours, "mesh": mesh, "x": x}
+    assert place(f(eval(first, names)))[0] == (None, "y")
+    assert place(ours.jit(lambda x: x, in_shardings=eval(second, names))(x))[0] == ("x",)
 
 
 def test_new_arrays_under_an_explicit_mesh_are_on_it():

@@ -229,12 +229,19 @@ def _check_agreed(asked: Sharding, own: Any, ndim: int) -> None:
             f"jit's in_shardings say {_placed_as(asked)} of an argument that is placed as {_placed_as(own)}.",
             where=here(),
             why="an argument that was put somewhere stays there, and a call does not move it",
-            fix=f"mw.device_put(x, {_placed_as(asked)}) before the call, or no in_shardings for it",
+            fix=f"mw.device_put(x, {_on_mesh(asked)}) before the call, or in_shardings of {_on_mesh(own)}",
         )
 
 
 def _placed_as(place: Any) -> str:
     return pasted(place.spec) if isinstance(place, NamedSharding) else repr(place)
+
+
+def _on_mesh(place: Any) -> str:
+    """A place as code, with ``mesh`` for the mesh that it is on."""
+    if isinstance(place, NamedSharding):
+        return f"mw.NamedSharding(mesh, {pasted(place.spec)})"
+    return f"mw.devices()[{place.device.id}]" if isinstance(place, SingleDeviceSharding) else repr(place)
 
 
 def on_one_device(places: Sequence[Any], meshes: Sequence[BaseMesh]) -> SingleDeviceSharding | None:
