@@ -95,8 +95,13 @@ CASES = {
         ["explain", "model.py:f"],
         "f(x, w) cannot be called with no arguments.\n"
         "  why:  missing a required argument: 'x'\n"
-        "  fix:  meshwright explain model.py:example, after this in model.py:\n"
-        "        def example(): return mw.jit(train_step), (params, batch)\n",
+        "  fix:  model.py:example\n",
+    ),
+    "no types": (
+        ["simulate", "model.py:f"],
+        "f(x, w) cannot be called with no arguments.\n"
+        "  why:  missing a required argument: 'x'\n"
+        "  fix:  model.py:example, or --args 'f32[8,4] f32[8,4]' with the types of x, w\n",
     ),
     "a function that raises": (
         ["cost", "model.py:raises", "--args", "f32[4]"],
@@ -140,11 +145,11 @@ CASES = {
         ["simulate", "model.py"],
         "model.py is a Python file, and the name of a function in it is missing.\n"
         f"  why:  it has {FUNCTIONS}\n"
-        "  fix:  model.py:f\n",
+        "  fix:  model.py:example\n",
     ),
     "a name that is not there": (
         ["explain", "model.py:g"],
-        f"model.py has no 'g'.\n  why:  it has {FUNCTIONS}\n  fix:  model.py:f\n",
+        f"model.py has no 'g'.\n  why:  it has {FUNCTIONS}\n  fix:  model.py:example\n",
     ),
     "a name that is nearly there": (
         ["simulate", "model.py:exampel"],

@@ -75,8 +75,7 @@ def test_what_cannot_be_explained(file: str, capsys: pytest.CaptureFixture[str])
         == f"""\
 {file}:nothing gives a value of type int, not a function and its arguments.
   why:  the function is compiled for them
-  fix:  meshwright explain {file}:example, after this in {file}:
-        def example(): return mw.jit(train_step), (params, batch)
+  fix:  {file}:example
 """
     )
     assert main(["explain", f"{file}:example", "--value", "params['v']"]) == 2
@@ -88,3 +87,28 @@ def test_what_cannot_be_explained(file: str, capsys: pytest.CaptureFixture[str])
   fix:  --value "params['w']"
 """
     )
+
+
+def test_a_file_without_an_example_is_told_the_one_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("step.py").write_text("def step(params, x):\n    return x @ params\n")
+    assert main(["explain", "step.py:step"]) == 2
+    text = capsys.readouterr().err
+    assert (
+        text
+        == """\
+step(params, x) cannot be called with no arguments.
+  why:  missing a required argument: 'params'
+  fix:  step.py:example, after this in step.py, with arrays or mw.ShapeDtypeStruct(shape, dtype) for params, x:
+        def example(): return step, (params, x)
+"""
+    )
+    with Path("step.py").open("a") as file:
+        file.write("import meshwright as mw\nparams = x = mw.ShapeDtypeStruct((4, 4), 'float32')\n")
+        file.write(text.splitlines()[-1].strip() + "\n")
+    assert main(["explain", "step.py:example"]) == 0
+    assert capsys.readouterr().out == "no collectives: the program runs on one device\n"
+    assert main(["explain", "step.py:step"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "  fix:  step.py:example"

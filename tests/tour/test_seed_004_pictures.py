@@ -210,4 +210,4 @@ def test_bad_input(file: str, capsys: Printed):
     assert main(["kernel", f"{file}:matmul", "--args", TWO, "--slots", "0"]) == 2
     assert capsys.readouterr().err == "--slots is 0.\n  why:  it is a number from 1\n  fix:  --slots 12\n"
     assert main(["kernel", f"{file}:matmul"]) == 2
-    assert capsys.readouterr().err.endswith("  fix:  --args 'f32[8,4] f32[8,4]'\n")
+    assert capsys.readouterr().err.endswith("  fix:  --args 'f32[8,4] f32[8,4]' with the types of x, y\n")

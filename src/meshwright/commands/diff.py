@@ -42,4 +42,4 @@ def run(args: argparse.Namespace) -> int:
 def _explanation(text: str, hardware: Any) -> dict[str, Any]:
     if text.endswith(".json"):
         return read_explanation(read_text(text, "meshwright explain model.py:example --json > saved.json"), text)
-    return compiled_of(text, "diff").explanation(hardware, tries=False).to_json()
+    return compiled_of(text).explanation(hardware, tries=False).to_json()

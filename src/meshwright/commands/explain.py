@@ -10,13 +10,12 @@ from typing import Any
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.progress import working
-from meshwright.commands.user_code import CALL, called, compiled, kind_of
+from meshwright.commands.user_code import CALL, called, compiled, kind_of, named
 from meshwright.compile.compiled import Compiled
 from meshwright.compile.explain import EVERYTHING, Explanation, Filter
 from meshwright.compile.sharding_reasons import ShardingReasons
 from meshwright.errors import MeshwrightError
 
-_EXAMPLE = "def example(): return mw.jit(train_step), (params, batch)"
 _KINDS = ("all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter")
 
 
@@ -51,7 +50,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile and explain."""
-    result = compiled_of(args.program, "explain")
+    result = compiled_of(args.program)
     if args.value is None:
         check_number(args, "top", 5)
         hardware = read_machine(args.hardware) if args.hardware else None
@@ -98,11 +97,11 @@ def _check_some(args: argparse.Namespace, found: Explanation, wanted: Filter) ->
             )
 
 
-def compiled_of(program: str, command: str) -> Compiled:
-    """What a function of a file returns, compiled; ``command`` is the one that asks."""
-    file = program.rpartition(":")[0] or program
-    fix = f"meshwright {command} {file}:example, after this in {file}:\n{_EXAMPLE}"
-    found: Any = called(program, fix=fix)
+def compiled_of(program: str) -> Compiled:
+    """What a function of a file returns, compiled."""
+    one = named(program)
+    fix = one.example()
+    found: Any = called(one, fix=fix)
     with working(f"compiling {program}"):
         result = compiled(found, program)
     if result is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from meshwright.commands.files import read_text
 from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, describe_machine, read_sizes
-from meshwright.commands.user_code import CALL, FORM, called, compiled, kind_of, typed_already
+from meshwright.commands.user_code import CALL, FORM, called, compiled, kind_of, named, typed_already
 from meshwright.core.check import check
 from meshwright.core.program import Program
 from meshwright.core.text.parse import parse_program
@@ -262,6 +262,6 @@ def read_program(text: str, types: str | None = None) -> Any:
         if types is not None:
             raise typed_already(text, "the text of a program")
         return check(parse_program(read_text(text, f"{FORM}, a file with the text of a program, or -")), "reading")
-    found = called(text, None if types is None else parse_types(types))
+    found = called(named(text), None if types is None else parse_types(types))
     result = compiled(found, text)
     return found if result is None else result

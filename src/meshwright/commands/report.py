@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Compile, simulate and write."""
     check_folder(args.output)
     hardware = read_machine(args.hardware) if args.hardware else None
-    compiled = compiled_of(args.program, "report")
-    other = compiled_of(args.compare, "report") if args.compare else None
+    compiled = compiled_of(args.program)
+    other = compiled_of(args.compare) if args.compare else None
     with working(f"writing {args.output}"):
         written = compiled.report(args.output, hardware, other=other, tries=not args.no_hints)
     print(json.dumps(written, ensure_ascii=False) if args.json else f"wrote {args.output}: open it in a browser")

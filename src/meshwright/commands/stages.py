@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
             why=f"the stages are {', '.join(NAMES)}",
             fix=f"--stage {near[0] if near else 'partition'}",
         )
-    stages = compiled_of(args.program, "stages").stages
+    stages = compiled_of(args.program).stages
     chosen = [stage for stage in stages if args.stage in (None, stage.name)]
     if not chosen:
         raise MeshwrightError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.arrays.tracing import ShapeDtypeStruct, make_program
 from meshwright.commands.files import read_text
@@ -85,12 +85,35 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def called(text: str, types: Sequence[TensorType] | None = None, fix: str = "") -> Any:
-    """What ``FILE.py:NAME`` stands for: a program or what has one, or what a function of no arguments returns.
+class Named(NamedTuple):
+    """What ``FILE.py:NAME`` names."""
 
-    With ``types`` a function is traced on arguments of these, and a jitted one compiled, with its shardings and what is
-    donated to it. ``fix`` is for one that takes others, if not --args.
-    """
+    text: str
+    path: str
+    name: str
+    module: ModuleType
+    value: Any
+
+    def example(self) -> str:
+        """What to write for a command that needs a function and its arguments, which this is not."""
+        ready = _ready(self.module, self.name)
+        if ready:
+            return f"{self.path}:{ready}"
+        others = {self.name: self.value} | {name: getattr(self.module, name) for name in _own(self.module)}
+        takes = {name: _needed(value) for name, value in others.items() if callable(value)}
+        name = next((name for name, needed in takes.items() if needed), "")
+        if not name:
+            return f"a function of no arguments that returns {CALL}"
+        given = ", ".join(takes[name])
+        return (
+            f"{self.path}:example, after this in {self.path}, with arrays or "
+            f"mw.ShapeDtypeStruct(shape, dtype) for {given}:\n"
+            f"def example(): return {name}, ({given}{',' * (len(takes[name]) == 1)})"
+        )
+
+
+def named(text: str) -> Named:
+    """What ``FILE.py:NAME`` names, of the file as it is imported."""
     path, _, name = text.rpartition(":")
     if not path or not name or os.path.isfile(text):
         raise _nameless(text.removesuffix(":"))
@@ -100,11 +123,21 @@ def called(text: str, types: Sequence[TensorType] | None = None, fix: str = "") 
         if not hasattr(value, part):
             raise MeshwrightError(f"{path} has no {name!r}.", why=_functions(module), fix=_example(path, module, name))
         value = getattr(value, part)
+    return Named(text, path, name, module, value)
+
+
+def called(one: Named, types: Sequence[TensorType] | None = None, fix: str = "") -> Any:
+    """What a name stands for: a program or what has one, or what a function of no arguments returns.
+
+    With ``types`` a function is traced on arguments of these, and a jitted one compiled, with its shardings and what is
+    donated to it. ``fix`` is for one that takes others, if not --args.
+    """
+    text, path, name, _, value = one
     if not callable(value) or isinstance(getattr(value, "program", value), Program):
         if types is not None:
             raise typed_already(text, kind_of(value))
         return value
-    _check_call(name, value, types or (), fix)
+    _check_call(one, types or (), fix)
     arguments = f"for arguments that are no arrays: def example(): return {name}, (params, batch), and {path}:example"
     with running(path, text, arguments if types else ""):
         if types is None:
@@ -168,26 +201,46 @@ def _functions(module: ModuleType) -> str:
     return f"it has {', '.join(found)}" if found else "it has no functions"
 
 
-def _example(path: str, module: ModuleType, name: str = "") -> str:
-    """A function of the file as it is named on the command line: the one nearest to ``name``, or the first."""
-    found = _own(module) or ["NAME"]
-    return f"{path}:{(get_close_matches(name, found, 1) or found)[0]}"
-
-
-def _check_call(name: str, function: Callable[..., Any], types: Sequence[TensorType], fix: str) -> None:
-    """Raise if a function does not take this many positional arguments."""
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """The positional arguments that a function cannot be called without."""
     try:
         signature = inspect.signature(function)
+    except (TypeError, ValueError):  # nothing says what it takes
+        return []
+    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind in _POSITIONAL]
+
+
+def _ready(module: ModuleType, but: str = "") -> str:
+    """A function of a module that can be called as it is, other than ``but``: ``example``, or else the first."""
+    values = vars(module)
+    found = [n for n in _own(module) if n != but and not isinstance(values[n], type) and not _needed(values[n])]
+    return "example" if "example" in found else next(iter(found), "")
+
+
+def _example(path: str, module: ModuleType, name: str = "") -> str:
+    """A function of the file as it is named on the command line: the one nearest to ``name``, or one to call."""
+    found = _own(module)
+    near = get_close_matches(name, found, 1)
+    return f"{path}:{near[0] if near else _ready(module) or next(iter(found), 'NAME')}"
+
+
+def _check_call(one: Named, types: Sequence[TensorType], fix: str) -> None:
+    """Raise if a function does not take this many positional arguments."""
+    try:
+        signature = inspect.signature(one.value)
     except (TypeError, ValueError):  # nothing says what it takes
         return
     try:
         signature.bind(*types)
     except TypeError as error:
-        needed = [p for p in signature.parameters.values() if p.default is p.empty and p.kind in _POSITIONAL]
+        needed = _needed(one.value)
         wanted = [*(one.short() for one in types), *["f32[8,4]"] * len(needed)][: len(needed)]
         count = f"{len(types)} argument{'s' if len(types) > 1 else ''}" if types else "no arguments"
+        if not fix:
+            fix = f"--args '{' '.join(wanted)}'" if wanted else "leave out --args"
+            if not types:
+                ready = _ready(one.module, one.name)
+                fix = f"{one.path}:{ready}, or " * bool(ready) + f"{fix} with the types of {', '.join(needed)}"
         raise MeshwrightError(
-            f"{name}({', '.join(signature.parameters)}) cannot be called with {count}.",
-            why=str(error),
-            fix=fix or (f"--args '{' '.join(wanted)}'" if wanted else "leave out --args"),
+            f"{one.name}({', '.join(signature.parameters)}) cannot be called with {count}.", why=str(error), fix=fix
         ) from error
