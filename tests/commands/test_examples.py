@@ -117,6 +117,19 @@ def test_a_schema_of_no_command(capsys: Printed) -> None:
     )
 
 
+@pytest.mark.parametrize("call", [["explain"], ["diff", "model.py:example"], ["report", "-o", "page.html"]])
+def test_a_machine_that_is_too_small_is_answered_with_one_to_type(call: list[str], capsys: Printed) -> None:
+    command = [call[0], "model.py:example", *call[1:], "--hardware"]
+    assert main([*command, "tpu v5e 2x3"]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "A mesh of data=2, model=4 does not fit on tpu v5e 2x3.\n"
+        "  why:  the mesh has 8 devices, the machine 6 chips\n"
+        "  fix:  --hardware 'tpu v5e 2x4'\n"
+    )
+    assert main([*command, error.split("'")[1]]) == 0
+
+
 def test_a_filter_that_can_match_nothing_is_refused(capsys: Printed) -> None:
     assert main(["explain", "model.py:example", "--axis", "modle"]) == 2
     assert capsys.readouterr().err == "--axis is 'modle'.\n  why:  there are data, model\n  fix:  --axis model\n"

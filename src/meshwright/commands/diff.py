@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.commands.explain import compiled_of
 from meshwright.commands.files import read_text
+from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.user_code import CALL
 from meshwright.compile.diff import MOST_ROWS, CommsDiff
@@ -42,4 +43,6 @@ def run(args: argparse.Namespace) -> int:
 def _explanation(text: str, hardware: Any) -> dict[str, Any]:
     if text.endswith(".json"):
         return read_explanation(read_text(text, "meshwright explain model.py:example --json > saved.json"), text)
-    return compiled_of(text).explanation(hardware, tries=False).to_json()
+    compiled = compiled_of(text)
+    with as_typed():
+        return compiled.explanation(hardware, tries=False).to_json()

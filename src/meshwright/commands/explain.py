@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         check_number(args, "top", 5)
         hardware = read_machine(args.hardware) if args.hardware else None
         _check_filters(args, result)
-        with working("trying other shardings"):
+        with as_typed(), working("trying other shardings"):
             found = result.explanation(hardware, tries=not args.no_hints)
             found.cheaper()
         wanted = Filter(args.axis, args.kind, args.line, args.scope, args.top)

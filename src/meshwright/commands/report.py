@@ -7,6 +7,7 @@ import json
 
 from meshwright.commands.explain import compiled_of
 from meshwright.commands.files import check_folder
+from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import read_machine
 from meshwright.commands.progress import working
 from meshwright.commands.user_code import CALL
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     hardware = read_machine(args.hardware) if args.hardware else None
     compiled = compiled_of(args.program)
     other = compiled_of(args.compare) if args.compare else None
-    with working(f"writing {args.output}"):
+    with as_typed(), working(f"writing {args.output}"):
         written = compiled.report(args.output, hardware, other=other, tries=not args.no_hints)
     print(json.dumps(written, ensure_ascii=False) if args.json else f"wrote {args.output}: open it in a browser")
     return 0
