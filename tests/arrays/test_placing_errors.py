@@ -121,7 +121,26 @@ def test_places_of_another_structure():
         lambda: mw.device_put({"w": X}, {"v": on("x")}),
         "device_put is given shardings that do not fit the tree of arrays.",
         "the shardings are {'v': sharding}, and the arrays {'w': *}",
-        "give one sharding for everything, or one for each part: {'w': sharding, 'b': None}",
+        "give one sharding for everything, or one for each part: {'w': sharding}",
+    )
+
+
+def test_places_of_another_count_than_the_arguments():
+    sharding, y = on("x"), mnp.ones((2, 2))
+    expect(
+        lambda: mw.jit(lambda x, y: x, in_shardings=(sharding,))(X, y),
+        "jit's in_shardings is given shardings that do not fit the tree of arrays.",
+        "the shardings are (sharding,), and the arrays (*, *)",
+        "give one sharding for everything, or one for each part: (sharding, sharding)",
+    )
+    placed = mw.jit(lambda x, y: x, in_shardings=(sharding, sharding))(X, y)
+    assert placed.sharding.is_equivalent_to(sharding, 2)
+    many = [X] * 100
+    expect(
+        lambda: mw.device_put(many, (sharding,)),
+        "device_put is given shardings that do not fit the tree of arrays.",
+        "the shardings are (sharding,), and the arrays [" + ("*, " * 100)[:199] + "…",
+        "give one sharding for everything, or one for each part",
     )
 
 

@@ -123,6 +123,14 @@ def test_some_of_these_messages_whole():
         "  why:  a mesh has devices of one kind\n"
         "  fix:  a mesh for each kind, such as mw.Mesh([d for d in devices if d.kind == 'cpu'], …)"
     )
+    mesh = mw.make_mesh((2, 4), ("data", "model"))
+    for given, meant in (("model", "'model'"), ("dp", "'data'"), (None, "")):
+        assert whole(lambda given=given: mw.NamedSharding(mesh, given)) == (
+            f"NamedSharding cannot take {given!r} for a partition spec.\n"
+            "  at:   HERE\n"
+            "  why:  a partition spec says for each dim which axes split it\n"
+            f"  fix:  mw.NamedSharding(mesh, mw.P({meant}))"
+        )
     assert whole(lambda: HUGE.devices) == (
         "1099511627776 devices are too many to list.\n"
         "  at:   HERE\n"

@@ -236,11 +236,13 @@ def spread(places: Any, full: Any, what: str) -> list[Any]:
         below = structure.flatten_up_to(full)
     except ValueError:
         shown = tree.outline(places, "sharding", lambda x: isinstance(x, PLACES))
+        wanted = tree.outline(full, "sharding")
         raise TreeError(
             f"{what} is given shardings that do not fit the tree of arrays.",
             where=here(),
             why=f"the shardings are {shown}, and the arrays {tree.outline(full, '*')}",
-            fix="give one sharding for everything, or one for each part: {'w': sharding, 'b': None}",
+            fix="give one sharding for everything, or one for each part"
+            + ("" if wanted.endswith("…") else f": {wanted}"),
         ) from None
     return [place for place, part in zip(said, below, strict=True) for _ in tree.leaves(part)]
 

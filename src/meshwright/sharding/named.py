@@ -413,7 +413,7 @@ class NamedSharding:
                     f"NamedSharding cannot take {spec!r} for a partition spec.",
                     where=here(),
                     why="a partition spec says for each dim which axes split it",
-                    fix="mw.NamedSharding(mesh, mw.P())" if spec is None else 'mw.NamedSharding(mesh, mw.P("x"))',
+                    fix=f"mw.NamedSharding(mesh, mw.P({_axis_for(spec, mesh)}))",
                 )
             spec = P(*spec)
         self.__dict__.update(mesh=mesh, spec=spec, source=user_source())
@@ -574,6 +574,12 @@ def _fitted(partitions: Sequence[Any], ndim: int) -> tuple[Any, ...]:
     while len(kept) > ndim and kept[0] is None:
         kept.pop(0)
     return tuple(kept[:ndim])
+
+
+def _axis_for(given: Any, mesh: BaseMesh) -> str:
+    """An axis of the mesh as code, if one can be meant by what is given for a spec: of that name, or the first."""
+    known = isinstance(given, str) and given in mesh.axis_names
+    return "" if given is None or not mesh.axis_names else repr(given if known else mesh.axis_names[0])
 
 
 def _find_mesh(name: str, given: Any, where: str) -> BaseMesh:
