@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+WITH_JAX = "pip install --editable '.[jax]' in the folder of Meshwright"  # the fix where JAX is missing
+
 
 class MeshwrightError(Exception):
     """One clear error: ``what``, then ``at``, ``why`` and ``fix`` on lines of their own.

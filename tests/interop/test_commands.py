@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -334,5 +335,11 @@ def test_without_jaxlib_a_module_cannot_be_read(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(MeshwrightError) as caught:
         mlir_context.parse_module("module {}")
     assert str(caught.value) == (
-        "MLIR is read and written by jaxlib, which is not installed.\n  fix:  pip install 'meshwright[jax]'"
+        "MLIR is read and written by jaxlib, which is not installed.\n"
+        "  fix:  pip install --editable '.[jax]' in the folder of Meshwright"
     )
+    command = str(caught.value).partition("fix:  ")[2].removesuffix(" in the folder of Meshwright")
+    root = Path(__file__).parents[2]
+    assert f"`{command}`" in (root / "README.md").read_text()
+    with (root / "pyproject.toml").open("rb") as file:
+        assert "jax" in tomllib.load(file)["project"]["optional-dependencies"]

@@ -20,7 +20,7 @@ import numpy as np
 from meshwright.core.source import here
 from meshwright.core.trace import on_host
 from meshwright.core.types import Shape
-from meshwright.errors import MeshwrightError
+from meshwright.errors import WITH_JAX, MeshwrightError
 from meshwright.sharding.axes import cut
 from meshwright.sharding.named import TensorSharding
 from meshwright.sharding.placement import Index
@@ -206,7 +206,7 @@ def parts_here(x: Any, shape: Shape) -> Iterator[tuple[Index, Any]]:
 def needed() -> None:
     """Refuse to go on without JAX."""
     if find_spec("jax") is None:
-        raise MeshwrightError("JAX is not installed.", fix="pip install 'meshwright[jax]'")
+        raise MeshwrightError("JAX is not installed.", fix=WITH_JAX)
 
 
 def _number_of_cpus() -> int:

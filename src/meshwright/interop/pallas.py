@@ -23,7 +23,7 @@ from meshwright.arrays.tracing import ShapeDtypeStruct
 from meshwright.core import tree
 from meshwright.core.source import here, is_users
 from meshwright.core.trace import Array
-from meshwright.errors import MeshwrightError
+from meshwright.errors import WITH_JAX, MeshwrightError
 from meshwright.kernel.calling import Given
 from meshwright.kernel.language.body import trace
 from meshwright.kernel.language.indexing import Slice
@@ -55,7 +55,7 @@ def to_jax(call: Callable[..., Any], *, interpret: Any = True) -> Callable[..., 
             fix="mw.interop.pallas.to_jax(pl.pallas_call(kernel, out_shape, …))",
         )
     if find_spec("jax") is None:
-        raise MeshwrightError("JAX is not installed.", fix="pip install 'meshwright[jax]'")
+        raise MeshwrightError("JAX is not installed.", fix=WITH_JAX)
     import jax
 
     theirs = _Theirs(interpret)

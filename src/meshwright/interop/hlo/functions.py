@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.core.program import Eqn, Program, Var, param_key
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError
+from meshwright.errors import WITH_JAX, MeshwrightError
 from meshwright.interop.hlo.writer import Computation, HloValue
 from meshwright.interop.stablehlo.dumping import dump
 
@@ -27,7 +27,7 @@ def _computation(c: Computation, eqn: Eqn, types: list[TensorType], results: lis
             f"{eqn.op.name} cannot be written as HLO without jaxlib.",
             where=eqn.source.show() if eqn.source is not None else "",
             why="HLO has no instruction for it, and how it is made of others is taken from XLA",
-            fix="pip install 'meshwright[jax]'",
+            fix=WITH_JAX,
         )
     inputs, outputs = [tuple(Var(t) for t in part) for part in (types, results)]
     text = _by_xla(dump(Program(inputs, (Eqn(eqn.op, inputs, eqn.params, outputs),), outputs)))

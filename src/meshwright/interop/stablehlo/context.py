@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.core.dtypes import KEY, DType
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError, TextError
+from meshwright.errors import WITH_JAX, MeshwrightError, TextError
 from meshwright.interop.stablehlo.bounds import check_text
 from meshwright.sharding.text_sdy import pointing
 
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 def context() -> Any:
     """The context all modules live in, with the dialects they may use."""
     if find_spec("jaxlib") is None:
-        raise MeshwrightError(
-            "MLIR is read and written by jaxlib, which is not installed.", fix="pip install 'meshwright[jax]'"
-        )
+        raise MeshwrightError("MLIR is read and written by jaxlib, which is not installed.", fix=WITH_JAX)
     try:
         from jax._src.interpreters.mlir import make_ir_context
     except ModuleNotFoundError:  # where `import jax` means this package, as in `meshwright run-jax`
