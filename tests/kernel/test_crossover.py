@@ -68,3 +68,43 @@ def test_larger_sizes_follow_until_the_kernel_is_faster(model, capsys):
 def test_without_sizes_there_is_no_time(model, capsys):
     assert main(["kernel", model, "--hardware", "tpu v5e 4x4"]) == 2
     assert "--hardware needs --args." in capsys.readouterr().err
+
+
+ALONE = """
+import meshwright as mw
+from meshwright import pallas as pl
+
+
+def double(x):
+    def body(x_ref, o_ref):
+        o_ref[...] = 2 * x_ref[...]
+
+    block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+    shape = mw.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(body, out_shape=shape, grid=(x.shape[0] // 8,), in_specs=[block], out_specs=block)(x)
+"""
+
+
+def test_a_kernel_that_sends_nothing_is_compared_with_nothing(tmp_path, capsys):
+    (tmp_path / "alone.py").write_text(ALONE)
+    command = ["kernel", f"{tmp_path / 'alone.py'}:double", "--args", "f32[32,128]", "--hardware", "tpu v5e"]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert " for body on tpu v5e 1\n" in text and "beside" not in text and "faster" not in text
+    page = tmp_path / "page.html"
+    assert main([*command, "--json", "--html", str(page)]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["size"], row["sent_bytes"], row["collective_seconds"]) == (128, 0, 0.0)
+    assert "or after it" not in page.read_text()
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--picture"], ["--hardware", "tpu v5e"]])
+def test_arguments_for_which_no_step_runs_are_refused(tmp_path, capsys, options):
+    (tmp_path / "alone.py").write_text(ALONE)
+    assert main(["kernel", f"{tmp_path / 'alone.py'}:double", "--args", "f32[4,128]", *options]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "body runs no step.\n"
+        "  why:  for arguments of these types its grid is empty\n"
+        "  fix:  --args of larger types: along each axis of the grid one block or more\n",
+    )

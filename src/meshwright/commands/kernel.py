@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from meshwright.chart.amounts import time_text
 from meshwright.chart.gantt import timeline_part
 from meshwright.chart.page import Cell, table_part, write_sheet
+from meshwright.commands.fixes import as_typed
 from meshwright.commands.machines import check_number, read_machine
 from meshwright.commands.programs import not_a_program, read_program
+from meshwright.commands.progress import working
 from meshwright.core import dtypes
 from meshwright.core.program import Program
 from meshwright.core.text.types import parse_types
@@ -51,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(program, Program):
         raise not_a_program("kernel", args.program, found)
     kernels = kernels_of(program)
+    for one in kernels:
+        if not one.slots.count:
+            raise _empty(one.slots.name)
     if args.html is not None:
         write_kernels(args.html, f"Kernels of {args.program}", program)
     if args.json:
@@ -79,19 +84,33 @@ def _on_hardware(args: argparse.Namespace) -> int:
             raise not_a_program("kernel", args.program, found)
         return program
 
-    rows, timeline = crossover(trace, parse_types(args.args), read_machine(args.hardware))
+    with as_typed(), working(f"timing {args.program}"):
+        rows, timeline = crossover(trace, parse_types(args.args), read_machine(args.hardware))
+    if not timeline.spans:
+        raise _empty(timeline.name)
+    sends = any(row.sent_bytes for row in rows)
     if args.html is not None:
         heads = ["last dim", "kernel", "collective", "compute", "one after the other", "ratio"]
         cells: list[list[Cell]] = []
         for row in rows:
             times = row.kernel_seconds, row.collective_seconds, row.compute_seconds, row.apart_seconds
             cells.append([row.size, *((time_text(t), t) for t in times), round(row.ratio, 3)])
-        parts = [timeline_part(timeline.chart()), table_part("Beside computing, or after it", heads, cells)]
+        parts = [timeline_part(timeline.chart())]
+        if sends:
+            parts.append(table_part("Beside computing, or after it", heads, cells))
         write_sheet(args.html, f"{timeline.name} on {timeline.topology.text}", parts, timeline.page_figures())
     if args.perfetto is not None:
         timeline.to_perfetto(args.perfetto)
     if args.json:
         print(json.dumps([row.facts() for row in rows], indent=2))
     else:
-        print(timeline, crossover_text(rows, timeline), sep="\n")
+        print(timeline, *([crossover_text(rows, timeline)] if sends else []), sep="\n")
     return 0
+
+
+def _empty(name: str) -> MeshwrightError:
+    return MeshwrightError(
+        f"{name} runs no step.",
+        why="for arguments of these types its grid is empty",
+        fix="--args of larger types: along each axis of the grid one block or more",
+    )

@@ -48,12 +48,15 @@ def crossover(
 ) -> tuple[list[CrossoverRow], Timeline]:
     """The kernel of a function at several sizes of the last dim of its last argument, and its timeline as given.
 
-    ``trace`` gives the program for types of its arguments. Sizes that the function refuses are left out. Where it is
-    faster at none of them, larger ones follow as long as it comes nearer.
+    ``trace`` gives the program for types of its arguments. Sizes that the function refuses, or at which its grid is
+    empty, are left out. Where it is faster at none of them, larger ones follow as long as it comes nearer. A kernel
+    that sends nothing has one row, of the size given: it has no collective to be compared with.
     """
     rows: list[CrossoverRow] = []
     given = _timeline(trace(types), machine)
     last = types[-1]
+    if given.spans and not any(span.lane.startswith("to ") for span in given.spans):
+        return [_row(last.shape[-1] if last.shape else 1, given)], given
     for scale in (*SCALES, *MORE_SCALES):
         if scale in MORE_SCALES and (len(rows) < 2 or not 1 <= rows[-1].ratio < rows[-2].ratio):
             break
@@ -65,7 +68,8 @@ def crossover(
             found = given if scale == 1 else _timeline(trace(scaled), machine)
         except MeshwrightError:
             continue
-        rows.append(_row(int(size), found))
+        if found.spans:
+            rows.append(_row(int(size), found))
     return rows, given
 
 
