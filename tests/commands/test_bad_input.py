@@ -14,6 +14,7 @@ import pytest
 
 from meshwright.cli import COMMANDS, main
 from meshwright.engine.measuring.run import raw_text
+from meshwright.errors import WITH_JAX
 
 Printed = pytest.CaptureFixture[str]
 
@@ -154,6 +155,14 @@ CASES = {
     "a name that is nearly there": (
         ["simulate", "model.py:exampel"],
         f"model.py has no 'exampel'.\n  why:  it has {FUNCTIONS}\n  fix:  model.py:example\n",
+    ),
+    "a file that is nearly there": (
+        ["explain", "modle.py:example"],
+        "modle.py cannot be read.\n  why:  No such file or directory\n  fix:  model.py:example\n",
+    ),
+    "a file that is not there": (
+        ["explain", "gone/one.py:example"],
+        "gone/one.py cannot be read.\n  why:  No such file or directory\n  fix:  FILE.py:NAME\n",
     ),
     "no function at all": (
         ["explain", "dir"],
@@ -297,6 +306,18 @@ def test_bad_input_is_one_message(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.removeprefix("imported\n") == message
+
+
+@pytest.mark.parametrize(("name", "fix"), [("jax", WITH_JAX), ("jaxx", "")])
+def test_a_file_that_needs_jax_says_how_to_get_it(
+    name: str, fix: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("needs.py").write_text(f"import {name}\n")
+    monkeypatch.setitem(sys.modules, "jax", None)
+    assert main(["explain", "needs.py:f"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert error[:2] == ["needs.py raised ModuleNotFoundError.", f"  at:   needs.py:1   import {name}"]
+    assert error[3:] == ([f"  fix:  {fix}"] if fix else [])
 
 
 def test_what_the_users_file_prints_is_not_part_of_the_answer(capsys: Printed) -> None:

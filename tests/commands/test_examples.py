@@ -130,6 +130,20 @@ def test_a_machine_that_is_too_small_is_answered_with_one_to_type(call: list[str
     assert main([*command, error.split("'")[1]]) == 0
 
 
+def test_the_line_that_is_meant_is_among_those_that_are_listed(capsys: Printed) -> None:
+    """Seven lines have a collective each, and five are listed: the nearest is the last of the seven."""
+    calls = "".join("    x = mnp.tanh(x @ w)\n" for _ in range(7))
+    head = (Path("model.py").read_text().partition("def feed")[0]).rstrip()
+    text = f"{head}\n\n\ndef f(x, w):\n{calls}    return x\n\n\ndef example():\n"
+    text += '    return mw.jit(f), (on((64, 64), None, "model"), on((64, 64), "model"))\n'
+    Path("seven.py").write_text(text)
+    last = text.splitlines().index("    return x")
+    assert main(["explain", "seven.py:example", "--line", f"seven.py:{last}{last % 10}"]) == 2
+    found = capsys.readouterr().err.splitlines()
+    listed = found[1].removeprefix("  why:  collectives are of ").split(", ")
+    assert (len(listed), listed[0], found[2]) == (5, f"seven.py:{last}", f"  fix:  --line seven.py:{last}")
+
+
 def test_a_filter_that_can_match_nothing_is_refused(capsys: Printed) -> None:
     assert main(["explain", "model.py:example", "--axis", "modle"]) == 2
     assert capsys.readouterr().err == "--axis is 'modle'.\n  why:  there are data, model\n  fix:  --axis model\n"

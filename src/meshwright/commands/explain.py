@@ -90,9 +90,10 @@ def _check_some(args: argparse.Namespace, found: Explanation, wanted: Filter) ->
         alone = EVERYTHING._replace(**{option: given})
         if given is not None and found.findings and not found.rows(alone):
             near = get_close_matches(given, known, 1) or list(known)
+            some = list(dict.fromkeys([*near[:1], *known]))[:5]
             raise MeshwrightError(
                 f"--{option} is {given!r}.",
-                why=f"collectives are of {', '.join(list(known)[:5])}" if known else f"no collective is in a {option}",
+                why=f"collectives are of {', '.join(some)}" if known else f"no collective is in a {option}",
                 fix=f"--{option} {near[0]}" if near else f"meshwright explain {args.program}",
             )
 

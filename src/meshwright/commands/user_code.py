@@ -20,7 +20,7 @@ from meshwright.compile.jit import Jitted, jit
 from meshwright.core.program import Program
 from meshwright.core.source import Source, is_users
 from meshwright.core.types import TensorType
-from meshwright.errors import MeshwrightError
+from meshwright.errors import WITH_JAX, MeshwrightError
 
 FORM = "FILE.py:NAME"
 CALL = "(f, args), (f, args, kwargs), f.lower(*args) or f.lower(*args).compile()"
@@ -43,12 +43,13 @@ def running(path: str, what: str, fix: str = "") -> Iterator[None]:
             error.fix = fix
         raise
     except (Exception, SystemExit) as error:
+        no_jax = isinstance(error, ModuleNotFoundError) and error.name in ("jax", "jaxlib")
         wrong = isinstance(error, TypeError | KeyError | IndexError | AttributeError)
         raise MeshwrightError(
             f"{what} raised {type(error).__name__}.",
             where=_where(error),
             why=_brief(error),
-            fix=fix if wrong else "",
+            fix=WITH_JAX if no_jax else fix if wrong else "",
         ) from error
     finally:
         if sys.path == before:
@@ -69,9 +70,9 @@ def _where(error: BaseException) -> str:
     return Source(frames[-1].filename, frames[-1].lineno or 1).show() if frames else ""
 
 
-def load(path: str) -> ModuleType:
-    """The module of a Python file."""
-    read_text(path, FORM)
+def load(path: str, wanted: str = "NAME") -> ModuleType:
+    """The module of a Python file, of which a function is ``wanted``."""
+    read_text(path, _near_file(path, wanted))
     name = os.path.splitext(os.path.basename(path))[0]
     if name in sys.modules:  # the file may be called as a package is that others import
         name = f"{name} of {os.path.abspath(path)}"
@@ -112,12 +113,23 @@ class Named(NamedTuple):
         )
 
 
+def _near_file(path: str, wanted: str) -> str:
+    """What to write if there is no such file: the Python file beside it that is called nearly so."""
+    folder, base = os.path.split(path)
+    try:
+        files = [one for one in sorted(os.listdir(folder or ".")) if one.endswith(".py") and one != base]
+    except OSError:
+        files = []
+    near = get_close_matches(base, files, 1)
+    return f"{os.path.join(folder, near[0])}:{wanted}" if near else FORM
+
+
 def named(text: str) -> Named:
     """What ``FILE.py:NAME`` names, of the file as it is imported."""
     path, _, name = text.rpartition(":")
     if not path or not name or os.path.isfile(text):
         raise _nameless(text.removesuffix(":"))
-    value: Any = load(path)
+    value: Any = load(path, name)
     module = value
     for part in name.split("."):
         if not hasattr(value, part):
