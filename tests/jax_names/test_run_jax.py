@@ -121,6 +121,29 @@ def test_an_error_of_the_script_shows_its_own_lines(tmp_path: Path):
     assert "site-packages" not in done.stderr and "operators.py" not in done.stderr
 
 
+SCANNED = """\
+import jax, jax.numpy as jnp
+
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+with jax.set_mesh(mesh):
+    v, carry = jax.device_put(jnp.ones(4), jax.P("data")), jnp.ones(4)
+    print(jax.typeof(jax.lax.scan(lambda carry, _: (RETURNED, None), START, None, length=2)[0]))
+"""
+
+
+def test_what_an_error_says_to_write_has_the_names_of_jax(tmp_path: Path):
+    def run(start: str, returned: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(SCANNED.replace("START", start).replace("RETURNED", returned))
+        return run_jax("--devices", "2", str(script))
+
+    wrong = run("carry", "carry * v")
+    start, returned = "jax.reshard(carry, jax.P('data',))", "jax.reshard(carry, jax.P(None,))"
+    assert wrong.stderr.splitlines()[-1] == f"  fix:  start from {start}, or return {returned}"
+    assert run(start, "carry * v").stdout == "float32[4@data]\n"
+    assert run("carry", returned.replace("carry", "carry * v")).stdout == "float32[4]\n"
+
+
 def test_what_is_not_there_is_said():
     assert run_jax("nowhere.py").stderr == (
         "There is no file nowhere.py.\n  why:  a script is run\n  fix:  meshwright run-jax script.py\n"

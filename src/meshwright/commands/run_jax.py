@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import runpy
 import sys
 import traceback
 
+from meshwright import jax
 from meshwright.core.source import is_users
 from meshwright.errors import MeshwrightError, TextError
 from meshwright.jax.devices import set_devices
@@ -50,6 +52,16 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
+def _by_jax_names(fix: str) -> str:
+    """What an error says to write, by the names that a script for JAX has.
+
+    >>> _by_jax_names("mw.reshard(x, mw.P('data'))"), _by_jax_names("mnp.sum(x), or mw.find_layout(f)")
+    ("jax.reshard(x, jax.P('data'))", 'jax.numpy.sum(x), or mw.find_layout(f)')
+    """
+    fix = re.sub(r"\bmnp\.(?=\w)", "jax.numpy.", fix)
+    return re.sub(r"\bmw\.(\w+)", lambda m: f"jax.{m[1]}" if hasattr(jax, m[1]) else m[0], fix)
+
+
 def _run(script: str) -> int:
     try:
         runpy.run_path(script, run_name="__main__")
@@ -64,6 +76,7 @@ def _run(script: str) -> int:
         print("".join(traceback.format_list(frames)), end="", file=sys.stderr)
         name = type(error).__name__
         if isinstance(error, MeshwrightError):
+            error.fix = _by_jax_names(error.fix)
             print(f"{name}: {error}", file=sys.stderr)
         else:
             print("".join(traceback.format_exception_only(error)), end="", file=sys.stderr)
