@@ -88,8 +88,7 @@ def _run(argv: Sequence[str]) -> int:
             reading = command
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        meant = next((f"; {one} is called {_OPTIONS[one]} here" for one in unknown if one in _OPTIONS), "")
-        reading.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        reading.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown, reading)}")
     if args.version:
         print(f"meshwright {version('meshwright')}")
         return 0
@@ -98,6 +97,18 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     code: int = module.run(args)
     return code
+
+
+def _meant(unknown: Sequence[str], parser: CommandParser) -> str:
+    """Which option is meant by one that a command does not have, if that can be said."""
+    options = [word for action in parser._actions for word in action.option_strings if word.startswith("--")]
+    for one in unknown:
+        if one in _OPTIONS:
+            return f"; {one} is called {_OPTIONS[one]} here"
+        near = get_close_matches(one.partition("=")[0], options, 1) if one.startswith("--") else []
+        if near:
+            return f"; there is {near[0]}"
+    return ""
 
 
 def _refuse(error: MeshwrightError) -> int:

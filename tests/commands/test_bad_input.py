@@ -380,7 +380,7 @@ def test_an_option_that_is_not_there_shows_those_of_the_command(capsys: Printed)
     assert caught.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("usage: meshwright reshard ")
-    assert err.endswith("meshwright reshard: error: unrecognized arguments: --shapes 4\n")
+    assert err.endswith("meshwright reshard: error: unrecognized arguments: --shapes 4; there is --shape\n")
 
 
 def test_an_interrupted_command_says_nothing(capsys: Printed) -> None:
