@@ -163,12 +163,12 @@ def test_a_function_of_dicts_is_called_otherwise(
         "import meshwright.numpy as mnp\n"
         "def f(params, x):\n"
         '    return x @ params["w"]\n'
-        'params, batch = {"w": mnp.ones((4, 4))}, mnp.ones((4, 4))\n'
-        "def example(): return f, (params, batch)\n"
+        'params, x = {"w": mnp.ones((4, 4))}, mnp.ones((4, 4))\n'
+        "def example(): return f, (params, x)\n"
     )
     assert main(["cost", "model.py:f", "--args", "f32[4,4] f32[4,4]"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "  fix:  for arguments that are no arrays: def example(): return f, (params, batch), and model.py:example"
+        "  fix:  for arguments that are no arrays: def example(): return f, (params, x), and model.py:example"
     )
     assert main(["cost", "model.py:example"]) == 0
 

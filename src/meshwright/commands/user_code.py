@@ -105,12 +105,15 @@ class Named(NamedTuple):
         name = next((name for name, needed in takes.items() if needed), "")
         if not name:
             return f"a function of no arguments that returns {CALL}"
-        given = ", ".join(takes[name])
         return (
             f"{self.path}:example, after this in {self.path}, with arrays or "
-            f"mw.ShapeDtypeStruct(shape, dtype) for {given}:\n"
-            f"def example(): return {name}, ({given}{',' * (len(takes[name]) == 1)})"
+            f"mw.ShapeDtypeStruct(shape, dtype) for {', '.join(takes[name])}:\n{_written(name, takes[name])}"
         )
+
+
+def _written(name: str, needed: Sequence[str]) -> str:
+    """The function ``example`` of a file that has this one, and the arguments that it needs."""
+    return f"def example(): return {name}, ({', '.join(needed)}{',' * (len(needed) == 1)})"
 
 
 def _near_file(path: str, wanted: str) -> str:
@@ -150,7 +153,7 @@ def called(one: Named, types: Sequence[TensorType] | None = None, fix: str = "")
             raise typed_already(text, kind_of(value))
         return value
     _check_call(one, types or (), fix)
-    arguments = f"for arguments that are no arrays: def example(): return {name}, (params, batch), and {path}:example"
+    arguments = f"for arguments that are no arrays: {_written(name, _needed(value))}, and {path}:example"
     with running(path, text, arguments if types else ""):
         if types is None:
             return value()
