@@ -26,6 +26,7 @@ from meshwright.propagate.problem import FactorRule, Refusal
 from meshwright.propagate.project import project, shapes_of, unproject
 from meshwright.sharding.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
 from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
 _ENDS = ("stablehlo.return", "sdy.return")
@@ -487,7 +488,7 @@ def same_placement(one: TensorSharding, other: TensorSharding) -> bool:
     return same and (not any(dims[0]) or _same_devices(one.mesh, other.mesh))
 
 
-def _same_devices(one: Any, other: Any) -> bool:
+def _same_devices(one: BaseMesh, other: BaseMesh) -> bool:
     """Whether two meshes have the same axes over the same devices, whatever their names are."""
     return one.order == other.order and one.shape == other.shape
 
