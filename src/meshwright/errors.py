@@ -48,6 +48,10 @@ class TracerError(MeshwrightError, TypeError):
     """A traced value used where only a concrete one can be."""
 
 
+class TracedMaskError(TracerError, IndexError):
+    """A traced mask used as an index, whose result would have a shape that nobody knows."""
+
+
 class StaticError(MeshwrightError, ValueError):
     """A static argument that cannot be one."""
 

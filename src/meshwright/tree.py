@@ -82,7 +82,7 @@ def flatten_with_path(
         paths, leaves, structure = optree.tree_flatten_with_path(pytree, is_leaf, namespace=tree.NAMESPACE)
     except RecursionError:
         raise tree.too_deep() from None
-    return list(zip(paths, leaves, strict=True)), structure
+    return list(zip(paths, leaves, strict=True)), tree.in_key_order(structure)
 
 
 def leaves_with_path(pytree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[tuple[Any, ...], Any]]:

@@ -50,6 +50,7 @@ def mistakes(lib: Any) -> dict[str, Callable[[], Any]]:
         "operands of lax": lambda: lax.add(jnp.ones(3), jnp.ones(4)),
         "a shape of another size": lambda: jnp.ones(6).reshape(4),
         "an if of a tracer": lambda: lib.jit(lambda x: 1 if x > 0 else 2)(1.0),
+        "a traced mask": lambda: lib.jit(lambda x: x[x > 0])(jnp.ones(3)),
         "a tracer to NumPy": lambda: lib.jit(lambda x: np.asarray(x))(1.0),
         "the gradient of a vector": lambda: lib.grad(lambda x: x)(jnp.ones(3)),
         "the gradient of an integer": lambda: lib.grad(lambda x: x * 1.0)(3),
@@ -76,3 +77,9 @@ def test_a_mistake_raises_the_types_that_jax_raises(name: str) -> None:
         OURS[name]()
     assert ours.value.why and ours.value.fix and ours.value.where
     assert [t for t in TYPES if isinstance(theirs.value, t) and not isinstance(ours.value, t)] == []
+
+
+def test_a_traced_mask_is_caught_by_the_name_that_jax_has_for_it() -> None:
+    for lib in (meshwright.jax, jax):
+        with pytest.raises(lib.errors.NonConcreteBooleanIndexError):
+            mistakes(lib)["a traced mask"]()

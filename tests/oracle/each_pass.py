@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 from jaxlib.mlir.passmanager import PassManager
 
 from meshwright.errors import MeshwrightError
@@ -24,7 +25,7 @@ from meshwright.interop.shardy import reshard_collectives
 from meshwright.interop.shardy.communication import can_reduce
 from meshwright.interop.shardy.module_shardings import Shardings, meshes_of
 from meshwright.interop.shardy.module_walk import SHARDING, Rules, walk
-from meshwright.interop.shardy.passes import IN_PLACE, apply_passes
+from meshwright.interop.shardy.passes import IN_PLACE, apply_passes, drop_rules
 from meshwright.interop.shardy.problem_reader import ModuleReader
 from meshwright.interop.shardy.value_shardings import ValueShardings
 from meshwright.interop.stablehlo.context import Types, parse_module
@@ -490,6 +491,42 @@ def _is_other_reduction(op: Any) -> bool:
     return op.name in ("stablehlo.reduce", "stablehlo.scatter") and body_operation(op.regions[0]) not in known
 
 
+def _without_strides(text: str) -> str:
+    """Convolutions along dims that are as long as their window, of which there is one, take one step."""
+    with context():
+        module = ir.Module.parse(text)
+        for op in [op for op in walk(module.operation) if op.name == "stablehlo.convolution"]:
+            dims = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
+            sizes = [
+                [value.type.shape[dim] for dim in spatial]
+                for value, spatial in (
+                    (op.operands[0], dims.input_spatial_dimensions),
+                    (op.operands[1], dims.kernel_spatial_dimensions),
+                    (op.results[0], dims.output_spatial_dimensions),
+                )
+            ]
+            steps = list(ir.DenseI64ArrayAttr(op.attributes["window_strides"])) if sizes[0] else []
+            one = [
+                1 if n == window and made == 1 else step for n, window, made, step in zip(*sizes, steps, strict=True)
+            ]
+            if one != steps:
+                op.attributes["window_strides"] = ir.DenseI64ArrayAttr.get(one)
+        return str(module)
+
+
+def _without_idle_reshards(text: str) -> str:
+    """A module without rules, and without reshards to what a value is laid out as already."""
+    with context():
+        module = ir.Module.parse(text)
+        known = ValueShardings(module)
+        drop_rules(module)
+        for op in [op for op in walk(module.operation) if op.name == "sdy.reshard"]:
+            if str(known(op.operands[0])) == str(known(op.results[0])):
+                op.results[0].replace_all_uses_with(op.operands[0])
+                op.erase()
+        return str(module)
+
+
 _without_idle_slices = _without(lambda op: op.name == "stablehlo.slice" and op.operands[0].type == op.results[0].type)
 _NEUTRAL = {"add": "0", "multiply": "1"}
 _without_barriers = _without(lambda op: op.name == "sdy.propagation_barrier")
@@ -535,6 +572,17 @@ REASONS: dict[str, Callable[[Step, Outcome, Outcome], bool]] = {
     ),
     "of a pad that moves along two dims, Shardy makes one whole; ours both": (
         lambda step, theirs, ours: step.name == RESOLVE and _same_after(step, _without_pads)
+    ),
+    "a convolution with one window takes no step; Shardy makes its dims whole, and sums them as split": (
+        lambda step, theirs, ours: step.name == RESOLVE and _same_after(step, _without_strides)
+    ),
+    "where parts of an axis in two dims are one in another, Shardy reshards values to what they are": (
+        lambda step, theirs, ours: (
+            step.name == RESOLVE
+            and bool(theirs.text)
+            and bool(ours.text)
+            and _without_idle_reshards(theirs.text) == _without_idle_reshards(ours.text)
+        )
     ),
     "a dot sums nothing behind the end of a dim; Shardy sums it, unless it is a dot_general": (
         lambda step, theirs, ours: step.name == PAD and _same_after(step, with_general_dots)

@@ -7,6 +7,7 @@ sdy.mesh @single = <[], device_ids=[3]>
 """
 X, X1, WHOLE = '[{"x"}, {}]', '[{"x"}]', "[{}, {}]"
 MERGED, Y_X = '[{"x", "y"}]', '[{"y", "x":(1)2}, {}]'
+TURNED, WHOLE_3 = '[{"y", "x"}]', "[{}, {}, {}]"
 XY_FIRST = '[{"x", "y"}, {}]'
 X_OF_3, SECOND, XY = '[{"x"}, {}, {}]', '[{}, {"x"}]', '[{"x"}, {"y"}]'
 M, N = "tensor<10x6xf32>", "tensor<8x8xf32>"
@@ -48,6 +49,21 @@ def _reduced(kind: str, start: str, made_by: str = "negate") -> str:
         f"  %r = stablehlo.reduce(%v init: %c) applies stablehlo.{kind} across dimensions = [0] {{{laid('[{}]')}}} : "
         f"({M}, tensor<f32>) -> tensor<6xf32>",
         "tensor<6xf32>",
+    )
+
+
+def _summed_behind(kind: str, source: str, dims: str, axes: str, target: str) -> str:
+    """A matmul that sums along a dim that is padded, of one operand behind a collective."""
+    whole = "[{}, {}]"
+    return function(
+        f"%a: {M}, %b: {M}",
+        f"  %s = sdy.all_slice {source} %a out_sharding=<@mesh, {source}> : {M}\n"
+        f"  %t = sdy.{kind} {dims} %s out_sharding=<@mesh, {target}> : {M}\n"
+        f"  %u = sdy.all_slice {target} %b out_sharding=<@mesh, {target}> : {M}\n"
+        f"  %v = stablehlo.dot_general %t, %u, contracting_dims = [0] x [0] {{{laid(whole)}}} : "
+        f"({M}, {M}) -> tensor<6x6xf32>\n"
+        f"  %r = sdy.all_reduce {axes} %v out_sharding=<@mesh, {whole}> : tensor<6x6xf32>",
+        "tensor<6x6xf32>",
     )
 
 
@@ -104,6 +120,13 @@ PADDED = {
         f"({M}, tensor<6x8xf32>) -> tensor<10x8xf32>\n"
         f'  %r = sdy.all_reduce {{"x"}} %v out_sharding=<@mesh, {WHOLE}> : tensor<10x8xf32>', "tensor<10x8xf32>",
     ),
+    "a matmul of what was gathered along another dim": _summed_behind(
+        "all_gather", XY, '[{}, {"y"}]', '{"x"}', X
+    ),
+    "a matmul of what was scattered": _summed_behind(
+        "reduce_scatter", X, '[{"y"}, {}]', '{"x", "y"}', XY_FIRST
+    ),
+    "a matmul of what was permuted": _summed_behind("collective_permute", X, "", '{"x"}', X),
     "a sum": _reduced("add", "0.0"),
     "a product": _reduced("multiply", "1.0"),
     "a maximum": _reduced("maximum", "0xFF800000"),
@@ -326,6 +349,24 @@ MOVING = {
         ("groups of batches that are split", '[{"y"}, {}, {}]', '[{}, {}, {"y"}]', 2, 1, "3x4x4"),
     )},
     "nothing": _split(f"  %r = stablehlo.negate %a {{{laid(X)}}} : {N}"),
+}  # fmt: skip
+# Where Shardy makes a dim whole that need not be, and sums it as if it were not; or reshards to what there is.
+STAYS = {
+    "a convolution with one window takes no step; Shardy makes its dims whole, and sums them as split":
+    function(
+        '%a: tensor<2x2x12xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}, {"x"}]>}, '
+        '%b: tensor<2x12x2xf32> {sdy.sharding = #sdy.sharding<@mesh, [{}, {"x"}, {}]>}',
+        "  %v = stablehlo.convolution(%a, %b) dim_numbers = [b, f, 0]x[i, 0, o]->[b, f, 0], window = {stride = [2]} "
+        f"{{batch_group_count = 1 : i64, feature_group_count = 1 : i64, {laid(WHOLE_3)}}} : "
+        "(tensor<2x2x12xf32>, tensor<2x12x2xf32>) -> tensor<2x2x1xf32>\n"
+        '  %r = sdy.all_reduce {"x"} %v out_sharding=<@mesh, [{}, {}, {}]> : tensor<2x2x1xf32>',
+        "tensor<2x2x1xf32>",
+    ),
+    "where parts of an axis in two dims are one in another, Shardy reshards values to what they are": function(
+        '%a: tensor<4x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y", "x":(1)2}, {"x":(2)2}]>}',
+        f'  %r = stablehlo.reshape %a {{{laid(TURNED)}}} : (tensor<4x8xf32>) -> tensor<32xf32>',
+        "tensor<32xf32>",
+    ),
 }  # fmt: skip
 
 

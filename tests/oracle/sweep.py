@@ -5,8 +5,8 @@
     python -m tests.oracle.sweep local --modules 2200 --into local.jsonl
 
 A line of the file is what came of the modules of some seeds; those that are in it are not run again. ``--jobs`` runs
-that many processes, ``--seconds`` begins nothing more after some time. The end of the output is the sum of the whole
-file. The exit code is 1 if anything differs without a reason.
+that many processes, ``--seconds`` begins nothing more after some time. An error is a difference of its seed. The end
+of the output is the sum of the whole file. The exit code is 1 if anything differs without a reason.
 """
 
 from __future__ import annotations
@@ -76,7 +76,17 @@ def piece(sweep: str, seeds: range, share: float, end: float) -> dict[str, Any] 
     """What came of some seeds; None if it is too late to begin."""
     if time.time() > end:
         return None
-    return {"first": seeds.start, "jaxlib": jaxlib.__version__, **SWEEPS[sweep](seeds, share)}
+    return {"first": seeds.start, "jaxlib": jaxlib.__version__, **compared(SWEEPS[sweep], seeds, share)}
+
+
+def compared(sweep: Callable[[range, float], dict[str, Any]], seeds: range, share: float) -> dict[str, Any]:
+    """What a sweep finds. An error is a difference, too: that of its seed, by which the others are not lost."""
+    try:
+        return sweep(seeds, share)
+    except Exception as error:
+        if len(seeds) == 1:
+            return {"modules": 1, "differences": [f"seed {seeds[0]}, {type(error).__name__}: {error}"]}
+    return total([compared(sweep, range(seed, seed + 1), share) for seed in seeds])
 
 
 def pieces(sweep: str, seeds: list[range], share: float, jobs: int, end: float) -> Iterator[dict[str, Any] | None]:
@@ -90,8 +100,8 @@ def pieces(sweep: str, seeds: list[range], share: float, jobs: int, end: float) 
 
 
 def total(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The sum of all lines of a file."""
-    found: dict[str, Any] = {"jaxlib": sorted({line["jaxlib"] for line in lines}), "differences": []}
+    """The sum of lines of a file, or of what came of some seeds."""
+    found: dict[str, Any] = {"differences": []}
     for line in lines:
         for key, value in line.items():
             if key == "reasons":
@@ -126,7 +136,7 @@ def main() -> int:
                 file.write(json.dumps(found) + "\n")
                 file.flush()
     lines = [json.loads(line) for line in options.into.read_text().splitlines()]
-    summed = total(lines)
+    summed = {"jaxlib": sorted({line["jaxlib"] for line in lines}), **total(lines)}
     print(json.dumps(summed, indent=2))
     return 1 if summed["differences"] else 0
 

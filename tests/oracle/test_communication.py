@@ -288,3 +288,66 @@ func.func @f(%a: tensor<2xui64>) -> (tensor<2xui64>, tensor<4xui32>) {
   return %0, %1 : tensor<2xui64>, tensor<4xui32>
 }"""
     assert by_us(text, FULL.replace("{", "=").replace("}", "")) == apply(text, FULL)
+
+
+BETWEEN_NAMES = {
+    "a result": """-> (V {sdy.sharding = #sdy.sharding<@o, TO>}) {
+  return %a : V
+}""",
+    "a call": """-> V {
+  %0 = call @g(%a) : (V) -> V
+  return %0 : V
+}
+func.func private @g(%a: V {sdy.sharding = #sdy.sharding<@o, TO>}) -> V {
+  return %a : V
+}""",
+    "a loop": """-> V {
+  %0 = stablehlo.while(%i = %a) : V attributes {sdy.sharding = #sdy.sharding_per_value<[<@o, TO>]>} cond {
+    %t = stablehlo.constant dense<true> : tensor<i1>
+    stablehlo.return %t : tensor<i1>
+  } do {
+    %n = stablehlo.negate %i {sdy.sharding = #sdy.sharding_per_value<[<@m, FROM>]>} : V
+    stablehlo.return %n : V
+  }
+  return %0 : V
+}""",
+    "a manual computation": """-> V {
+  %0 = sdy.manual_computation(%a) in_shardings=[<@o, TO>] out_shardings=[<@o, TO>] manual_axes={} (%i: V) {
+    sdy.return %i : V
+  } : (V) -> V
+  return %0 : V
+}""",
+    "a concatenation": """-> V {
+  %0 = stablehlo.concatenate %a, dim = 0 {sdy.sharding = #sdy.sharding_per_value<[<@o, TO>]>} : (V) -> V
+  return %0 : V
+}""",
+}
+
+
+@pytest.mark.parametrize("insert", [INSERT, FULL])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ('[{"x", ?}]', '[{"x"}]'),
+        ("[{}]", '[{"x"}]'),
+        ('[{"x":(1)2}]', '[{}], unreduced={"x"}'),
+        ("[{?}]", "[{}]"),
+    ],
+)
+@pytest.mark.parametrize("what", BETWEEN_NAMES)
+def test_meshes_that_differ_in_their_names_only(what: str, source: str, target: str, insert: str) -> None:
+    text = """sdy.mesh @m = <["x"=4]>
+sdy.mesh @o = <["x"=4]>
+func.func @main(%a: V {sdy.sharding = #sdy.sharding<@m, FROM>}) """
+    text += BETWEEN_NAMES[what]
+    text = text.replace("FROM", source).replace("TO", target).replace("V", "tensor<8xf32>")
+    assert by_us(text, insert.replace("{", "=").replace("}", "")) == apply(text, insert)
+
+
+def test_a_reshard_of_a_whole_value_to_another_mesh_moves_nothing_and_is_forgotten() -> None:
+    text = f"""{DEVICES}func.func @f(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {{
+  %0 = sdy.reshard %a <@permuted, [{{}}, {{}}]> : tensor<8x8xf32>
+  %1 = sdy.reshard %0 <@m, [{{}}, {{"x"}}]> : tensor<8x8xf32>
+  return %1 : tensor<8x8xf32>
+}}"""
+    assert by_us(text, "reshard-to-collectives") == apply(text, "reshard-to-collectives")

@@ -10,10 +10,12 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 from meshwright.cli import main
+from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.diagnostics import diagnosed
 from meshwright.interop.shardy.passes import apply_passes
-from meshwright.interop.stablehlo.context import plain_module
+from meshwright.interop.stablehlo.context import parse_module, plain_module
 from tests.oracle.bad_modules import MESHES, bad_modules
+from tests.oracle.each_pass import is_installed, nested
 from tests.oracle.shardy import context, refuses
 from tests.versions import VERIFICATION, older_than
 
@@ -81,6 +83,12 @@ BY_PASSES = {
 }""",
     ),
 }
+MERGED = """func.func @main() -> (tensor<8xf32>, tensor<8xf32>) {
+  %0 = stablehlo.constant dense<1.5> : tensor<8xf32>
+  %1 = stablehlo.constant {sdy.sharding = #sdy.sharding_per_value<[<@m, [{"y"}]>]>} dense<1.5> : tensor<8xf32>
+  %2 = sdy.all_gather [{"y"}] %1 out_sharding=<@m, [{}]> : tensor<8xf32>
+  return %0, %2 : tensor<8xf32>, tensor<8xf32>
+}"""
 PARTIAL = '{sdy.sharding = #sdy.sharding<@m, [{}], unreduced={"y"}>}'
 BY_VERIFICATION = [
     f"func.func @main(%x: V {PARTIAL}) -> V {{\n  %0 = stablehlo.negate %x : V\n  return %0 : V\n}}",
@@ -113,6 +121,25 @@ def test_passes_say_the_same_in_the_same_place(case: str) -> None:
     ours = said_by_us(MESHES + text, name)
     assert theirs and [(line, column) for line, column, _ in ours] == [(line, column) for line, column, _ in theirs]
     assert ours[0][2].endswith(theirs[0][2])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sdy-export-pipeline", "sdy-optimize-collectives", "sdy-explicit-gather-scatter-batching", "canonicalize"],
+)
+def test_equal_constants_of_two_shardings_that_become_one_are_told_as_by_shardy(name: str) -> None:
+    if not is_installed(name):
+        pytest.skip("the installed Shardy does not have this pass")
+    theirs, ours = said_by_shardy(MESHES + MERGED, nested(name)), said_by_us(MESHES + MERGED, name)
+    assert theirs and [(line, column) for line, column, _ in ours] == [(line, column) for line, column, _ in theirs]
+    assert ours[0][2] == f"The module is not valid after {name}: {theirs[0][2]}"
+    with pytest.raises(MeshwrightError) as error:
+        apply_passes(parse_module(MESHES + MERGED), [name])
+    assert (error.value.why, error.value.fix) == (
+        "equal constants became one, and so did their shardings: only sdy.constant stays apart",
+        "-sdy-constant-or-scalar-splitter before",
+    )
+    apply_passes(parse_module(MESHES + MERGED), ["sdy-constant-or-scalar-splitter", name])
 
 
 @pytest.mark.skipif(older_than(VERIFICATION), reason=VERIFICATION.what)

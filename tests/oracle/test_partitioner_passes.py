@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.interop.shardy.module_walk import walk
 from meshwright.interop.shardy.passes import apply_passes
 from meshwright.interop.stablehlo.context import context, parse_module
-from tests.oracle.each_pass import COLLECTIVES, FULL, OPTIMIZE, by_shardy, by_us, is_installed
+from tests.oracle.each_pass import COLLECTIVES, FULL, OPTIMIZE, Step, as_given, by_shardy, by_us, is_installed, reason
 from tests.oracle.local_runs import CONVERT, RECIPE, differs, executed, kept_out, main_of, random_values, without_sdy
 from tests.oracle.partitioner_modules import (
     BATCHED,
@@ -23,6 +23,7 @@ from tests.oracle.partitioner_modules import (
     PADDED,
     PADDED_RIGHT,
     SINGLE,
+    STAYS,
     function,
     single,
 )
@@ -72,6 +73,15 @@ def whole(text: str) -> str:
 def computed(text: str, seed: int = 0) -> list[np.ndarray]:
     values = random_values(main_of(parse_module(text)).inputs, seed)
     return [parts[0] for parts in executed(whole(text), [[value] for value in values])]
+
+
+@pytest.mark.skipif(older_than(RESOLVING), reason=RESOLVING.what)
+@pytest.mark.parametrize("why", STAYS)
+def test_an_op_that_needs_nothing_of_its_neighbours_stays(why: str) -> None:
+    name, text = f"{RESOLVE}{{enable-halo-exchange=false}}", as_given(STAYS[why])
+    ours, theirs = by_us(text, name), by_shardy(text, name)
+    assert ours.text == text != theirs.text
+    assert reason(Step(name, text, theirs), ours) == why
 
 
 RUN = {

@@ -89,6 +89,15 @@ func.func @main(%a: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@m, [{"y"}, {"
       {sdy.sharding = #sdy.sharding_per_value<[<@m, [{"y"}]>]>} : (tensor<8x8xf32>, tensor<f32>) -> tensor<8xf32>
   return %0, %2 : tensor<8x8xf32>, tensor<8xf32>
 }"""
+ROWS = """sdy.mesh @m = <["x"=2]>
+func.func @main(%a: tensor<4x2x2xf32> {sdy.sharding = #sdy.sharding<@m, [{?}, {?}, {"x", ?}]>},
+    %b: tensor<3x2x1xi32>) -> tensor<3x4x2x2xf32> {
+  %0 = "stablehlo.gather"(%a, %b) <{dimension_numbers = #stablehlo.gather<offset_dims = [1, 3],
+      collapsed_slice_dims = [2], start_index_map = [2], index_vector_dim = 2>, slice_sizes = array<i64: 4, 2, 1>}>
+      {sdy.sharding = #sdy.sharding_per_value<[<@m, [{?}p2, {}, {?}, {}]>]>}
+      : (tensor<4x2x2xf32>, tensor<3x2x1xi32>) -> tensor<3x4x2x2xf32>
+  return %0 : tensor<3x4x2x2xf32>
+}"""
 INLINED = """func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {
   %0 = stablehlo.negate %a {sdy.sharding = #sdy.sharding_per_value<[<mesh<[], device_ids=[3]>, []>]>} : tensor<8xf32>
   return %0 : tensor<8xf32>
@@ -115,6 +124,7 @@ CONVERT = "sdy-convert-global-to-local"
         ("sdy-drop-sharding-and-mesh", LOCAL),
         ("sdy-drop-sharding-and-mesh{keep-module-sharding-metadata=true}", LOCAL),
         (MARKED, MATMUL),
+        (MARKED, ROWS),
         ("sdy-lift-inlined-meshes{use-single-device-mesh-names=true}", INLINED),
         ("sdy-user-priority-propagate{run-op-priority-propagation=false}", PRIORITIES),
         ("sdy-op-priority-propagate{run-op-priority-propagation=false}", PRIORITIES),

@@ -65,7 +65,7 @@ def device_get(x: Any) -> Any:
 
     >>> import meshwright.numpy as mnp
     >>> device_get({"w": mnp.arange(3), "step": 7})
-    {'w': array([0, 1, 2], dtype=int32), 'step': 7}
+    {'step': 7, 'w': array([0, 1, 2], dtype=int32)}
     """
     return tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, Value) else leaf, x)
 

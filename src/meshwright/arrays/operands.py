@@ -503,11 +503,11 @@ def known(x: Any, what: str, fix: str) -> Any:
     return np.asarray(x)
 
 
-def not_known(x: Tracer, what: str, fix: str) -> TracerError:
+def not_known(x: Tracer, what: str, fix: str, kind: type[TracerError] = TracerError) -> TracerError:
     """The error for a traced value whose contents Python asks for."""
     made = next((eqn for eqn in reversed(x.builder.eqns) if x.variable in eqn.outputs), None)
     origin = f"\nthe value was made at {made.source.show()}" if made is not None and made.source else ""
-    return TracerError(
+    return kind(
         f"{sentence(what)} needs the contents of a traced value {x.type}.",
         where=here(),
         why="the function is being traced: the value stands for every run and has no contents yet" + origin,

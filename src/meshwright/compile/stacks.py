@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from meshwright.core.program import Eqn, Program
-from meshwright.core.source import Source, is_library
+from meshwright.core.source import FORWARD, Source, is_library
 
 Function = tuple[str, str]  # a file, and the name of a function in it
 FOR_MANY = 3  # lines
@@ -37,14 +37,15 @@ class FoldedStack(NamedTuple):
 
 class StackFolder:
     """Knows which functions of a program are helpers: those that are called from several lines, and what only these
-    are made of."""
+    are made of. The forward pass says which these are: from where a line of the backward pass was reached may be known
+    in part only, as of a loop that JAX transposed."""
 
     def __init__(self, programs: Iterable[Program]) -> None:
         self.reached: dict[int, Source] = {}
         for program in programs:
             for eqn in _equations(program):
                 one = eqn.source
-                while one is not None and id(one) not in self.reached:
+                while one is not None and id(one) not in self.reached and one.call.direction == FORWARD:
                     self.reached[id(one)] = one
                     one = one.call.outer
         callers: dict[Function, set[Source | None]] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import optree
@@ -18,6 +20,50 @@ NAMESPACE = "meshwright"  # of the container classes users register
 unflatten: Callable[[TreeDef, Iterable[Any]], Any] = optree.tree_unflatten
 
 
+def in_key_order(treedef: TreeDef) -> TreeDef:
+    """A structure whose dicts are made in key order, as JAX makes them, whatever order those had that it is of.
+
+    >>> unflatten(in_key_order(optree.tree_structure({"b": 2, "a": 1})), [3, 4])
+    {'a': 3, 'b': 4}
+    """
+    try:
+        sorts, is_plain = _dicts_of(treedef)
+    except TypeError:  # what a class keeps beside its leaves cannot be hashed
+        return _sorted(treedef)
+    if not sorts:
+        return treedef
+    return _plain_in_key_order(treedef) if is_plain else _sorted(treedef)
+
+
+@lru_cache(maxsize=4096)
+def _dicts_of(treedef: TreeDef) -> tuple[bool, bool]:
+    """Whether there are dicts of several keys, and no classes that keep something beside their leaves."""
+    sorts, is_plain = treedef.type in _DICTS and treedef.num_children > 1, treedef.type in _PLAIN
+    for child in treedef.children():
+        inner, plain = _dicts_of(child)
+        sorts, is_plain = sorts or inner, is_plain and plain
+    return sorts, is_plain
+
+
+def _sorted(treedef: TreeDef) -> TreeDef:
+    if not treedef.num_children:
+        return treedef
+    try:
+        made = optree.tree_unflatten(treedef.one_level(), [_sorted(child) for child in treedef.children()])
+        if treedef.type is dict:
+            made = {key: made[key] for key in treedef.entries()}
+        elif treedef.type is defaultdict:
+            made = defaultdict(made.default_factory, {key: made[key] for key in treedef.entries()})
+        return optree.treespec_from_collection(made, namespace=NAMESPACE)
+    except Exception:  # a class that cannot be made of anything but arrays
+        return treedef
+
+
+_plain_in_key_order = lru_cache(maxsize=4096)(_sorted)
+_DICTS = (dict, defaultdict)
+_PLAIN = (None, type(None), list, tuple, *_DICTS)
+
+
 def flatten(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], TreeDef]:
     """The leaves of a tree, and its structure.
 
@@ -25,7 +71,7 @@ def flatten(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[l
     [1, 2]
     """
     try:
-        return optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
+        found, treedef = optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
     except RecursionError:
         raise too_deep() from None
     except TypeError:
@@ -37,6 +83,7 @@ def flatten(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> tuple[l
             why="it says of a container whether it counts as a leaf",
             fix="is_leaf=lambda x: x is None",
         ) from None
+    return found, in_key_order(treedef)
 
 
 def leaves(tree: Tree) -> list[Any]:
@@ -50,7 +97,7 @@ def leaves(tree: Tree) -> list[Any]:
 def structure(tree: Tree) -> TreeDef:
     """The structure of a tree: its containers and their keys."""
     try:
-        return optree.tree_structure(tree, namespace=NAMESPACE)
+        return in_key_order(optree.tree_structure(tree, namespace=NAMESPACE))
     except RecursionError:
         raise too_deep() from None
 
@@ -90,7 +137,7 @@ def map(function: Callable[..., Any], tree: Tree, *rest: Tree, is_leaf: Callable
                 why=str(error).split("\n")[0],
                 fix="pass trees with the same containers and keys; mw.tree.structure(x) shows them",
             ) from None
-    return optree.tree_unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
+    return unflatten(treedef, [function(*row) for row in zip(*columns, strict=True)])
 
 
 def outline(tree: Tree, leaf: str, is_leaf: Callable[[Any], bool] | None = None) -> str:

@@ -212,7 +212,7 @@ def _with_accessors(tree_: Any, is_leaf: Any, takes_path: bool) -> tuple[list[Ke
         accessors, leaves, structure = optree.tree_flatten_with_accessor(tree_, is_leaf, namespace=tree.NAMESPACE)
     except RecursionError:
         raise tree.too_deep() from None
-    return [_keys(accessor) for accessor in accessors], leaves, structure
+    return [_keys(accessor) for accessor in accessors], leaves, tree.in_key_order(structure)
 
 
 def _walked(pytree: Any, is_leaf: Callable[[KeyPath, Any], bool]) -> tuple[list[KeyPath], list[Any], PyTreeDef]:

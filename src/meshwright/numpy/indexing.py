@@ -20,7 +20,7 @@ from meshwright.core.source import here
 from meshwright.core.trace import Array, Tracer, Value, apply, concrete, to_array
 from meshwright.core.trace import Value as ValueClass
 from meshwright.core.types import Shape, TensorType
-from meshwright.errors import IndexingError, ShapeError, ShardingError
+from meshwright.errors import IndexingError, ShapeError, ShardingError, TracedMaskError
 from meshwright.numpy.logic import either
 from meshwright.ops import basic, elementwise, indexing
 from meshwright.ops import shape as shape_ops
@@ -115,6 +115,7 @@ def _entry(entry: Any) -> Any:
                     "A boolean mask as an index",
                     "keep the shape and choose: mnp.where(mask, x, 0); to change elements:\n"
                     "x = mnp.where(mask, new, x); for places: mnp.nonzero(mask, size=…)",
+                    TracedMaskError,
                 )
             return np.asarray(data)
         if not dtypes.is_integer(entry.type.dtype):

@@ -164,7 +164,7 @@ def _at_dtype(reader: TextReader, position: int, value: Any, dtype: dtypes.DType
     """The number of ``dtype`` that ``value`` stands for."""
     if dtype == dtypes.BOOL:
         fits = isinstance(value, bool)
-    elif isinstance(value, bool):
+    elif isinstance(value, bool) or dtype == dtypes.KEY:
         fits = False
     elif dtypes.holds_integers(dtype):
         limits = dtypes.integer_limits(dtype)

@@ -34,7 +34,7 @@ def reshards_to_collectives(module: Any, keep_redundant: bool = False) -> None:
         reshards = [op for op in walk(module.operation) if op.name == "sdy.reshard"]
         for op, source in [(op, known(_before_barriers(op.operands[0]))) for op in reshards]:
             now = known(_before_barriers(op.operands[0]))
-            if source is not None and now is not None and source.mesh != now.mesh and not any(d.axes for d in now.dims):
+            if source is not None and (now is None or (source.mesh != now.mesh and not any(d.axes for d in now.dims))):
                 source = now  # a reshard before it that only changed the mesh of a whole value is gone
             _replace(op, source, known, keep_redundant)
 

@@ -41,7 +41,7 @@ _COMPUTATIONS = ("sdy.manual_computation", "sdy.named_computation")
 _ENDS = ("func.return", "stablehlo.return", "sdy.return")
 _WITH_REGIONS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", *_COMPUTATIONS)
 _GENERATORS = ("stablehlo.rng_bit_generator", "stablehlo.rng")
-_KEEP_ZEROS = ("sdy.all_slice", "sdy.all_to_all")
+_KEEP_ZEROS = ("sdy.all_slice", "sdy.all_to_all", "sdy.all_gather", "sdy.reduce_scatter")
 _MATMULS = ("stablehlo.dot", "stablehlo.dot_general", "stablehlo.convolution")
 _PREPARED = "-sdy-insert-explicit-reshards=enable-full-version=true -sdy-reshard-to-collectives"
 
@@ -150,7 +150,8 @@ class _Padder:
         value = op.operands[0] = self._with_zeros(place, value, between)
         self._retype(result, between)
         # As in Shardy, what was moved otherwise may be anything, which costs a mask.
-        self._zero[result] = zero = set(self._zero.get(value, ())) if op.name in _KEEP_ZEROS else set()
+        zero = self._zero.get(value, set()) - self._left(value, result) if op.name in _KEEP_ZEROS else set()
+        self._zero[result] = zero
         if made != between:
             uses = list(result.uses)
             after = ir.InsertionPoint.after(op)
@@ -160,6 +161,15 @@ class _Padder:
                 self._shapes[cut], self._zero[cut] = whole, zero
             for use in uses:
                 use.owner.operands[use.operand_number] = cut
+
+    def _left(self, value: Any, result: Any) -> set[int]:
+        """The dims that axes leave."""
+        before, after = self._known(value), self._known(result)
+        if before is None or after is None:
+            return set()
+        return {
+            n for n, (dim, now) in enumerate(zip(before.dims, after.dims, strict=True)) if len(now.axes) < len(dim.axes)
+        }
 
     def _with_zeros(self, place: Any, value: Any, shape: Shape) -> Any:
         """A value, made longer with zeros."""

@@ -26,6 +26,7 @@ from meshwright.propagate.problem import FactorRule, Refusal
 from meshwright.propagate.project import project, shapes_of, unproject
 from meshwright.sharding.axes import Axes, common_prefix, difference, in_mesh_order, merged, overlap
 from meshwright.sharding.dimension import DimensionSharding
+from meshwright.sharding.mesh import BaseMesh
 from meshwright.sharding.named import TensorSharding
 
 _ENDS = ("stablehlo.return", "sdy.return")
@@ -194,13 +195,18 @@ class _Inserter:
             value = all_reduced(place, value, due, source)
         new = difference(target.unreduced, source.unreduced)
         if new:
-            value = self._as_partial_sum(place, value, source, target)
-        elif (self._full or always) and not same_placement(source, target):
+            value, source = self._as_partial_sum(place, value, source, target)
+        if (self._full or always) and not same_sharding(source, target):
             value = resharded(place, value, target)
         op.operands[number] = value
 
-    def _as_partial_sum(self, place: Any, value: Any, source: TensorSharding, target: TensorSharding) -> Any:
-        """Make a value a partial sum over more axes: one device has each part of it and the others zeros."""
+    def _as_partial_sum(
+        self, place: Any, value: Any, source: TensorSharding, target: TensorSharding
+    ) -> tuple[Any, TensorSharding]:
+        """Make a value a partial sum over more axes: one device has each part of it and the others zeros.
+
+        Its sharding is then on the mesh that it was on, unless it must be moved.
+        """
         new = difference(target.unreduced, source.unreduced)
         dims: list[Axes] = []
         moved: list[Axes] = []
@@ -214,15 +220,18 @@ class _Inserter:
         middle = TensorSharding.unchecked(target.mesh, parts, (), source.unreduced, target.reduction)
         if not same_placement(source, middle):
             value = resharded(place, value, middle)
+        elif _same_devices(source.mesh, target.mesh):
+            middle = TensorSharding.unchecked(source.mesh, parts, (), source.unreduced, target.reduction)
         idle = difference(new, [axis for dim in moved for axis in dim])
         if idle:
             unreduced = in_mesh_order((*middle.unreduced, *idle), list(target.mesh.shape))
-            middle = TensorSharding.unchecked(target.mesh, parts, target.replicated, unreduced, target.reduction)
+            middle = TensorSharding.unchecked(middle.mesh, parts, target.replicated, unreduced, target.reduction)
             value = created(place, "replicated_to_unreduced", value, middle, axes=f"#sdy<axis_ref_list{listed(idle)}>")
         if any(moved):
             text = f"#sdy<list_of_axis_ref_lists[{', '.join(map(listed, moved))}]>"
+            middle = target
             value = created(place, "sharded_to_unreduced", value, target, axes=text)
-        return value
+        return value, middle
 
     # Ops
 
@@ -236,7 +245,7 @@ class _Inserter:
         if source is None:  # the collectives below are on values that say how they are laid out
             source = _whole(target.mesh, target.rank)
             value = resharded(_before(op), value, source)
-        op.results[0].replace_all_uses_with(self._as_partial_sum(_before(op), value, source, target))
+        op.results[0].replace_all_uses_with(self._as_partial_sum(_before(op), value, source, target)[0])
         op.erase()
         return True
 
@@ -328,7 +337,8 @@ class _Inserter:
         reduced = [axis for n, name in enumerate(rule.sizes) if name in rule.reduced for axis in chosen[n]]
         made_of = now  # what the op itself says
         if self._marks_sums and reduced:
-            made_of = [_with_more_sums(s, difference(reduced, s.unreduced), combine) for s in now]
+            written = [one if same_placement(one, other) else other for one, other in zip(before, now, strict=True)]
+            made_of = [_with_more_sums(s, difference(reduced, s.unreduced), combine) for s in written]
         on_no_axes = reduced and any(one.mesh.empty for one in before)  # a sum is over axes of its mesh
         if on_no_axes or any(not same_placement(one, other) for one, other in zip(before, made_of, strict=True)):
             if not on_no_axes:
@@ -474,15 +484,26 @@ def _with_sums(sharding: TensorSharding, unreduced: Axes) -> TensorSharding:
 def same_placement(one: TensorSharding, other: TensorSharding) -> bool:
     """Whether two shardings mean the same placement, open dims or not."""
     dims = [tuple(dim.axes for dim in s.dims) for s in (one, other)]
-    same = one.mesh.order == other.mesh.order and one.mesh.shape == other.mesh.shape
-    return dims[0] == dims[1] and one.unreduced == other.unreduced and (same or not any(dims[0]))
+    same = dims[0] == dims[1] and one.unreduced == other.unreduced
+    return same and (not any(dims[0]) or _same_devices(one.mesh, other.mesh))
+
+
+def _same_devices(one: BaseMesh, other: BaseMesh) -> bool:
+    """Whether two meshes have the same axes over the same devices, whatever their names are."""
+    return one.order == other.order and one.shape == other.shape
+
+
+def same_sharding(one: TensorSharding, other: TensorSharding) -> bool:
+    """Whether two shardings mean the same placement, and are on one mesh by name if they split anything."""
+    whole = not one.unreduced and not any(dim.axes for dim in one.dims)
+    return same_placement(one, other) and (one.mesh.name == other.mesh.name or whole)
 
 
 def _same(one: TensorSharding | None, other: TensorSharding | None) -> bool:
     if one is None or other is None:
         sharding = one or other
         return sharding is None or not (any(dim.axes for dim in sharding.dims) or sharding.unreduced)
-    return same_placement(one, other)
+    return same_sharding(one, other)
 
 
 def _common_mesh(shardings: Sequence[TensorSharding | None]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.interop.shardy.made_ops import int_array, int_attribute, made_op, tensor
 from meshwright.interop.shardy.module_walk import walk
-from meshwright.interop.stablehlo.context import context, integer, integers, keyword
+from meshwright.interop.stablehlo.context import context, integer, integers, keyword, run_mlir
 
 
 def make_batching_explicit(module: Any) -> None:
@@ -21,7 +21,6 @@ def make_batching_explicit(module: Any) -> None:
     """
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import stablehlo
-    from jaxlib.mlir.passmanager import PassManager
 
     with context(), ir.Location.unknown():
         for op in walk(module.operation):
@@ -29,9 +28,8 @@ def make_batching_explicit(module: Any) -> None:
                 _batch(op, 1, "dimension_numbers", _Gather(stablehlo.GatherDimensionNumbers))
             elif op.name == "stablehlo.scatter":
                 _batch(op, len(op.results), "scatter_dimension_numbers", _Scatter(stablehlo.ScatterDimensionNumbers))
-        PassManager.parse("builtin.module(canonicalize{enable-patterns=none region-simplify=disabled})").run(
-            module.operation
-        )
+    folding = "canonicalize{enable-patterns=none region-simplify=disabled}"
+    run_mlir(folding, module, "after sdy-explicit-gather-scatter-batching")
 
 
 class _Gather:

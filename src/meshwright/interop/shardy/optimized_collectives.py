@@ -16,7 +16,7 @@ from meshwright.interop.shardy.made_ops import tensor
 from meshwright.interop.shardy.module_shardings import per_value_text
 from meshwright.interop.shardy.module_walk import SHARDING, walk
 from meshwright.interop.shardy.value_shardings import ValueShardings
-from meshwright.interop.stablehlo.context import context
+from meshwright.interop.stablehlo.context import context, run_mlir
 from meshwright.sharding.axes import Axes, AxisRef, total_size
 from meshwright.sharding.dimension import DimensionSharding
 from meshwright.sharding.named import TensorSharding
@@ -41,13 +41,12 @@ def optimize_collectives(module: Any) -> None:
                                                                          %4 = reshape %3 : 8x2x2x2 -> 8x8
     """
     from jaxlib.mlir import ir
-    from jaxlib.mlir.passmanager import PassManager
 
     known = ValueShardings(module)
     with context(), ir.Location.unknown():
         for op in [op for op in walk(module.operation) if op.name == "sdy.all_to_all"]:
             _without_permute(op, known)
-        PassManager.parse("builtin.module(canonicalize{enable-patterns=none})").run(module.operation)
+    run_mlir("canonicalize{enable-patterns=none}", module, "after sdy-optimize-collectives")
 
 
 def _without_permute(op: Any, known: ValueShardings) -> None:

@@ -24,7 +24,7 @@ from meshwright.interop.shardy.permutation_factors import resolve_permutations
 from meshwright.interop.shardy.problem_reader import ModuleReader
 from meshwright.interop.shardy.sharding_rules import read_rule, rule_text
 from meshwright.interop.shardy.single_device import resolve_single_devices
-from meshwright.interop.stablehlo.context import Types, context, verify_module
+from meshwright.interop.stablehlo.context import Types, context, run_mlir, verify_module
 from meshwright.propagate.run import PASSES, PIPELINES, STRATEGIES, Answer, Options, run
 
 
@@ -54,10 +54,7 @@ def _by_mlir(pipeline: str) -> Callable[[Any, PassCall], None]:
     """A pass of MLIR's own, as jaxlib has it."""
 
     def apply(module: Any, call: PassCall) -> None:
-        from jaxlib.mlir.passmanager import PassManager
-
-        with context():
-            PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+        run_mlir(pipeline, module, f"after {pipeline}")
 
     return apply
 
@@ -280,7 +277,8 @@ def _propagated(module: Any, calls: Sequence[PassCall], warnings: list[str], nam
     new = write_module(module, answer.problem, constants, reader.shardings if _LIFT in single else None)
     if any(name in PIPELINES and _LAST_OF_EXPORT in PIPELINES[name] for name in passes):
         insert_reshards(new, rules_before=True)
-        _clean(new)
+        # What nobody uses is dropped, and what is the same becomes one, as at the end of Shardy's export.
+        run_mlir("canonicalize{enable-patterns=sdy-collective}", new, f"after {', '.join(passes)}")
         if passes[-1] == _EXPORT:
             inline_meshes(new)
     if any(name in STRATEGIES for name in single) and not keeps_rules:
@@ -308,11 +306,3 @@ def _options(call: PassCall) -> Options:
     return Options(
         call.flag(_CONSERVATIVE), strategy, call.flag(_FULLY), call.flag(_NAMED_EDGES, True), call.flag(_BY_OP, True)
     )
-
-
-def _clean(module: Any) -> None:
-    """Let MLIR fold and drop what nobody uses, as at the end of Shardy's export."""
-    from jaxlib.mlir.passmanager import PassManager
-
-    with context():
-        PassManager.parse("builtin.module(canonicalize{enable-patterns=sdy-collective})").run(module.operation)

@@ -90,11 +90,29 @@ def verify_module(module: Any, when: str) -> None:
     try:
         module.operation.verify()
     except ir.MLIRError as error:
-        first = error.error_diagnostics[0] if error.error_diagnostics else None
-        message = first.message if first else str(error)
-        raise MeshwrightError(
-            f"The module is not valid {when}: {message}", where=str(first.location) if first else ""
-        ) from None
+        raise _not_valid(error, when) from None
+
+
+def run_mlir(pipeline: str, module: Any, when: str) -> None:
+    """Run passes of MLIR's own on a module; refuse it if what they make breaks a rule of its dialects."""
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.passmanager import PassManager
+
+    with context():
+        try:
+            PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+        except ir.MLIRError as error:
+            if "canonicalize" not in pipeline:
+                raise _not_valid(error, when) from None
+            why = "equal constants became one, and so did their shardings: only sdy.constant stays apart"
+            raise _not_valid(error, when, why, "-sdy-constant-or-scalar-splitter before") from None
+
+
+def _not_valid(error: Any, when: str, why: str = "", fix: str = "") -> MeshwrightError:
+    first = error.error_diagnostics[0] if error.error_diagnostics else None
+    message = first.message if first else str(error)
+    where = str(first.location) if first else ""
+    return MeshwrightError(f"The module is not valid {when}: {message}", where=where, why=why, fix=fix)
 
 
 def _parse_error(error: Any, text: str, file: str) -> TextError:
