@@ -113,6 +113,28 @@ def test_what_values_of_several_lines_were_combined_into_is_no_change_of_the_fir
     assert [place for place, _, _ in grown.by("line")] == [place for place, _, _ in grown.by("scope")] == ["(combined)"]
 
 
+def test_lines_are_the_same_wherever_in_which_file_they_are(tmp_path: Path) -> None:
+    """A comment above and another name of the file change nothing; what did change is said by its place now."""
+    after = MODEL.replace("\n\ndef step", "\n\n# a comment\n\ndef step").replace("def before", "def first")
+    names = {"old.py": MODEL, "new.py": after, "newer.py": after.replace('64), "model")', '64), None, "model")')}
+    found = {}
+    for file, text in names.items():
+        names_of: dict[str, Any] = {}
+        (tmp_path / file).write_text(text)
+        exec(compile(text, str(tmp_path / file), "exec"), names_of)
+        step, args = names_of["before" if file == "old.py" else "first"]()
+        found[file] = mw.jit(step).lower(*args).compile()
+    same = found["old.py"].diff(found["new.py"], "h100")
+    assert not same
+    assert same.by("line") == []
+    other = found["old.py"].diff(found["newer.py"], "h100")
+    number = 1 + after.splitlines().index("    return (x @ w).sum()")
+    (row,) = other.by("line")
+    assert row[0] == f"newer.py:{number}"
+    assert row[1].times == len(found["old.py"].collectives)
+    assert row[2].times == len(found["newer.py"].collectives)
+
+
 def test_diff_takes_compiled_functions() -> None:
     with pytest.raises(mw.MeshwrightError) as error:
         compiled(("model",)).diff("model.py")

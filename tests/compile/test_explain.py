@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -357,3 +358,32 @@ def test_a_sum_that_only_parts_of_are_read_is_there_for_partial_sums() -> None:
     sums = [one.why for one in found if one.collective.kind in ("all_reduce", "reduce_scatter")]
     assert all(" leaves partial " in why for why in sums), sums
     assert any(" leaves partial sums over model; the mul needs " in why for why in sums), sums
+
+
+def test_a_sum_is_there_for_the_matmul_that_it_is_of_though_an_operand_was_summed_before() -> None:
+    """The cotangent that the matmul of a gradient reads was summed over the other axis before."""
+    mesh = mw.make_mesh((2, 4), ("data", "model"))
+
+    def on(shape: Any, *spec: Any) -> Any:
+        return mw.ShapeDtypeStruct(shape, "bfloat16", sharding=mw.NamedSharding(mesh, mw.P(*spec)))
+
+    def loss(p: Any, x: Any) -> Any:
+        hidden = x @ p["down"]
+        out = hidden @ p["head"]
+        return mnp.mean(out**2)
+
+    def step(p: Any, x: Any) -> Any:
+        return mw.tree.map(lambda a, b: a - 0.1 * b, p, mw.grad(loss)(p, x))
+
+    params = {"down": on((2816, 1024), None, "model"), "head": on((1024, 1600), "model")}
+    compiled = mw.jit(step).lower(params, on((2048, 2816), "data", "model")).compile()
+    lines, first = inspect.getsourcelines(loss)
+    line = {name: first + next(n for n, text in enumerate(lines) if f'p["{name}"]' in text) for name in params}
+    records = compiled.explanation("tpu v5e", tries=False).records()
+    for name, number in line.items():
+        mine = [one for one in records if one["value"].startswith(f"gradient of p['{name}'] ")]
+        sums = {one["line"] for one in mine if one["kind"] == "reduce_scatter"}
+        assert sums == {f"test_explain.py:{number}"}
+        gathers = [one["why"] for one in mine if one["kind"] == "all_gather"]
+        assert gathers
+        assert all(f"the matmul at test_explain.py:{number} leaves partial sums over data; " in why for why in gathers)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pathlib
 import random
+import re
 import sys
 import types
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -293,3 +295,150 @@ def test_an_argument_that_is_split_along_another_dim_than_it_is_used_with_is_tri
     (hint,) = [one for one in before.explanation("tpu v5e").cheaper() if one.kind == "argument"]
     assert (hint.argument, hint.spec) == ("w['v']", mw.P(None, "model", None))
     assert_saved(before, compiled(None, "model"), hint)
+
+
+def _at(name: str, root: str, whole: Any) -> set[int]:
+    """The numbers of the leaves that a name stands for, ``params[*]['w']`` for those of all layers."""
+    paths = [root + path for path in tree.path_names(whole)]
+    found = {n for n, path in enumerate(paths) if re.fullmatch(re.escape(name).replace(r"\*", r"\d+"), path)}
+    assert found, (name, paths)
+    return found
+
+
+def with_shardings(fix: str, ins: tuple[Any, ...], outs: Any, parameters: Sequence[str], mesh: Any = MESH) -> Any:
+    """``in_shardings`` and ``out_shardings`` with the one that a fix names in the places that it names."""
+    code, comment, where = fix.partition("  # ")
+    assert comment
+    place = eval(code, {"mw": mw, "mesh": mesh})
+    names: dict[str, list[str]] = {"in_shardings": [], "out_shardings": []}
+    for part in where.split(" and "):
+        listed, of = re.fullmatch(r"of (.*) in (in_shardings|out_shardings)", part).groups()  # type: ignore[union-attr]
+        names[of] += listed.split(", ")
+    chosen = []
+    roots: list[tuple[str, Any, str]] = [(name, one, "in_shardings") for name, one in zip(parameters, ins, strict=True)]
+    for root, whole, of in [*roots, ("result", outs, "out_shardings")]:
+        mine = [name for name in names[of] if name == root or name.startswith(f"{root}[")]
+        numbers = {n for name in mine for n in _at(name, root, whole)}
+        leaves, treedef = tree.flatten(whole)
+        chosen.append(tree.unflatten(treedef, [place if n in numbers else leaf for n, leaf in enumerate(leaves)]))
+    return tuple(chosen[:-1]), chosen[-1]
+
+
+def step_with_state(state: Any, x: Any) -> Any:
+    def loss(params: Any) -> Any:
+        y = x
+        for w in params:
+            y = mw.nn.gelu(y @ w["up"]) @ w["down"]
+        return mnp.mean(y.astype("float32") ** 2)
+
+    value, grads = mw.value_and_grad(loss)(state["params"])
+    momentum = mw.tree.map(lambda m, g: 0.9 * m + g, state["momentum"], grads)
+    return value, {"params": mw.tree.map(lambda p, m: p - 0.1 * m, state["params"], momentum), "momentum": momentum}
+
+
+PLACES = {  # of parameters, and of the batch how many rows; whether another place of a parameter saves time
+    "columns": ((None, "model"), (None, "model"), 512, True),
+    "both": (("data", "model"), ("model", "data"), 512, True),
+    "fsdp": (("data",), ("data",), 8192, False),
+}
+
+
+def state_step(up: Any, down: Any, rows: int) -> tuple[Any, Any, Any]:
+    """The shapes of the arguments of a step, and where they and its results are to be."""
+    layer = {"up": mw.NamedSharding(MESH, mw.P(*up)), "down": mw.NamedSharding(MESH, mw.P(*down))}
+    ins = ({"params": [layer] * 2, "momentum": [layer] * 2}, mw.NamedSharding(MESH, mw.P("data")))
+    leaf = {name: mw.ShapeDtypeStruct(s, "bfloat16") for name, s in (("up", (1024, 4096)), ("down", (4096, 1024)))}
+    args = {"params": [leaf] * 2, "momentum": [leaf] * 2}, mw.ShapeDtypeStruct((rows, 1024), "bfloat16")
+    return args, ins, (mw.NamedSharding(MESH, mw.P()), ins[0])
+
+
+def on_arguments(compiled: Any) -> list[Any]:
+    found = {one.suggestion for one in compiled.explanation("tpu v5e").findings if one.suggestion is not None}
+    return [one for one in found if one.kind == "argument"]
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_state_that_jit_is_told_to_return_as_it_comes_is_tried_in_and_out(places: str) -> None:
+    *where, saving = PLACES[places]
+    args, ins, outs = state_step(*where)
+
+    def compiled(ins: Any, outs: Any) -> Any:
+        f = mw.jit(step_with_state, in_shardings=ins, out_shardings=outs, donate_argnums=0)
+        return f.lower(*args).compile()
+
+    before = compiled(ins, outs)
+    hints = [one for one in on_arguments(before) if one.argument.startswith("state")]
+    assert hints
+    assert any(one.saves for one in hints) == saving
+    for hint in hints:
+        assert hint.results == tuple(name.replace("state", "result[1]") for name in hint.arguments)
+        assert f"lay out {hint.argument} and {hint.argument.replace('state', 'result[1]')} as {hint.spec}: " in str(
+            hint
+        )
+        changed_ins, changed_outs = with_shardings(hint.fix, ins, outs, ("state", "x"))
+        assert tree.leaves(changed_ins[0]) == tree.leaves(changed_outs[1]) != tree.leaves(ins[0])
+        assert_saved(before, compiled(changed_ins, changed_outs), hint)
+
+
+def test_state_that_is_put_somewhere_and_returned_as_it_comes_is_tried_in_and_out() -> None:
+    args, ins, outs = state_step(*PLACES["columns"][:3])
+
+    def compiled(ins: Any, outs: Any) -> Any:
+        placed = [
+            mw.ShapeDtypeStruct(one.shape, one.dtype, sharding=place)
+            for one, place in zip(tree.leaves(args), tree.leaves(ins), strict=True)
+        ]
+        f = mw.jit(step_with_state, out_shardings=outs, donate_argnums=0)
+        return f.lower(*tree.unflatten(tree.flatten(args)[1], placed)).compile()
+
+    before = compiled(ins, outs)
+    (hint,) = [one for one in on_arguments(before) if one.argument == "state['params'][*]['down']" and one.saves]
+    one, rest = "state['params'][n]['down']", "and the same sharding of result[1]['params'][*]['down'] in out_shardings"
+    place = "mw.NamedSharding(mesh, mw.P('model', None))"
+    assert hint.fix == f"for n in range(2): {one} = mw.device_put({one}, {place})  # {rest}"
+    same = f"{place}  # of {hint.argument} in in_shardings and of result[1]['params'][*]['down'] in out_shardings"
+    assert_saved(before, compiled(*with_shardings(same, ins, outs, ("state", "x"))), hint)
+
+
+def test_of_state_whose_results_go_where_they_are_made_the_argument_alone_is_tried() -> None:
+    args, ins, outs = state_step(*PLACES["columns"][:3])
+
+    def compiled(ins: Any) -> Any:
+        return mw.jit(step_with_state, in_shardings=ins, donate_argnums=0).lower(*args).compile()
+
+    before = compiled(ins)
+    hints = [one for one in on_arguments(before) if one.argument.startswith("state")]
+    assert hints
+    for hint in hints:
+        assert hint.results == ()
+        assert hint.fix.endswith(f"  # of {hint.argument} in in_shardings")
+        assert_saved(before, compiled(with_shardings(hint.fix, ins, outs, ("state", "x"))[0]), hint)
+
+
+def test_a_hint_on_one_of_several_results_that_are_asked_for_says_only_what_that_one_is_to_be() -> None:
+    asked = {"out": mw.NamedSharding(MESH, mw.P("data")), "norm": mw.NamedSharding(MESH, mw.P())}
+    before = project_with(asked)
+    hint = next(one for one in before.explanation("tpu v5e").cheaper() if one.kind == "result")
+    _, changed = with_shardings(hint.fix, (), asked, ())
+    assert changed["norm"] == asked["norm"]
+    assert changed["out"] != asked["out"]
+    assert_promised(before, project_with(changed), hint)
+
+
+def test_hints_on_the_code_that_find_layout_prints_hold() -> None:
+    leaf = {"up": mw.ShapeDtypeStruct((1024, 4096), "bfloat16"), "down": mw.ShapeDtypeStruct((4096, 1024), "bfloat16")}
+    args = {"params": [leaf] * 2, "momentum": [leaf] * 2}, mw.ShapeDtypeStruct((8192, 1024), "bfloat16")
+    found = mw.find_layout(step_with_state, *args, topology="h100 8")
+    names: dict[str, Any] = {"step_with_state": step_with_state}
+    exec(found.best.code(), names)
+    mesh, ins = names["mesh"], names["in_shardings"]
+    before = names["step_with_state"].lower(*args).compile()
+    outs = tree.unflatten(before.out_tree, tree.leaves(before.out_shardings))
+    hints = [one.suggestion for one in before.explanation("h100").findings if one.suggestion is not None]
+    hints = [one for one in dict.fromkeys(hints) if one.kind == "argument" and one.argument.startswith("state")]
+    assert hints
+    for hint in hints:
+        changed_ins, changed_outs = with_shardings(hint.fix, ins, outs, ("state", "x"), mesh)
+        assert tree.leaves(changed_ins[0]) == tree.leaves(changed_outs[1])
+        f = mw.jit(step_with_state, in_shardings=changed_ins, out_shardings=(None, changed_outs[1]), donate_argnums=0)
+        assert_saved(before, f.lower(*args).compile(), hint, "h100")

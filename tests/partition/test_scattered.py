@@ -41,15 +41,16 @@ def test_a_sum_that_is_cut() -> None:
         }""")
 
 
-def test_the_reason_is_that_of_the_parts() -> None:
+def test_the_reason_is_what_leaves_the_sum_and_what_reads_the_parts() -> None:
     program = parse_program(CUT)
     total, _, cut = (eqn.outputs[0] for eqn in program.eqns)
+    summed = "the matmul leaves partial sums over i"
     whys = {
-        total: CollectiveReason("it is needed whole", total.type, True),
-        cut: CollectiveReason("it is needed in parts", cut.type),
+        total: CollectiveReason(f"{summed}; the reshape needs it whole", total.type, True),
+        cut: CollectiveReason("the reshape gives it whole; the tanh needs it in parts", cut.type),
     }
     (result,) = scatter_sums(program, whys).outputs
-    assert whys[result] == CollectiveReason("it is needed in parts", total.type, True)  # type: ignore[index]
+    assert whys[result] == CollectiveReason(f"{summed}; the tanh needs it in parts", total.type, True)  # type: ignore[index]
 
 
 def test_over_another_axis_what_is_left_is_summed() -> None:

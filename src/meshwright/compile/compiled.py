@@ -331,7 +331,8 @@ class Compiled:
         placed = self._executable.placed
         program = self._executable.program
         again = self._call.again, program
-        return Explanation(self.collectives, placed, program, names, results, self, hardware, tries, again)
+        of = self._in_tree
+        return Explanation(self.collectives, placed, program, names, results, self, hardware, tries, again, of)
 
     def simulate(self, hardware: Any, **options: Any) -> Simulation:
         """One run on hardware: a topology, or a machine of the named chip, with its timeline and memory.

@@ -125,10 +125,15 @@ class CommsDiff:
     def by(self, name: str) -> list[tuple[str, Amount, Amount]]:
         """Collectives before and after by ``line`` or by ``scope`` (the innermost), where they differ.
 
+        A line is the same if its text and function are, and is called by its place after the change, where it has one.
         What values of several lines were combined into stands apart: it may begin with another of them now.
         """
         was, now = (_sums(side["collectives"], lambda one: _label(one, name)) for side in (self.before, self.after))
-        found = [(key, was.get(key, Amount()), now.get(key, Amount())) for key in {**was, **now}]
+        places = {_label(one, name): one["line"] for side in (self.before, self.after) for one in side["collectives"]}
+        found = [
+            (places[key] or "" if isinstance(key, tuple) else key, was.get(key, Amount()), now.get(key, Amount()))
+            for key in {**was, **now}
+        ]
         found = [row for row in found if row[1][:2] != row[2][:2]]
         return sorted(found, key=lambda row: -abs(row[1].seconds - row[2].seconds))
 
@@ -199,9 +204,14 @@ def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
     """The key by which collectives before and after a change are matched: kind, axes, pass, line, scopes, value."""
     if one.get("values", 1) > 1:
         return one["kind"], tuple(one["axes"]), one["direction"], "combined"
+    scopes = tuple(map(general, one["scopes"]))
+    return one["kind"], tuple(one["axes"]), one["direction"], _line(one), scopes, _name(one)
+
+
+def _line(one: Mapping[str, Any]) -> str:
+    """The text of a line with its function, or its place where there is no text."""
     first = one["stack"][0].partition(" ")[2] if one["stack"] else ""
-    text = first.partition("   (in ")[0] or one["line"]
-    return one["kind"], tuple(one["axes"]), one["direction"], text, tuple(map(general, one["scopes"])), _name(one)
+    return first.partition("   (in ")[0] or one["line"] or ""
 
 
 def _name(one: Mapping[str, Any]) -> str:
@@ -209,11 +219,12 @@ def _name(one: Mapping[str, Any]) -> str:
     return general(one["value"].removesuffix(", …").rpartition(" ")[0])
 
 
-def _label(one: Mapping[str, Any], name: str) -> str:
+def _label(one: Mapping[str, Any], name: str) -> str | tuple[str]:
+    """What collectives are summed by: the text of a line (apart, as that is not what it is called), or a name."""
     if one.get("values", 1) > 1:
         return COMBINED
     if name == "line":
-        return one["line"] or ""
+        return (_line(one),)
     return "/".join(general(scope) for scope in one["scopes"])
 
 

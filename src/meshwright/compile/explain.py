@@ -14,6 +14,7 @@ from meshwright.compile.partitioning import Collective, PartitionedProgram
 from meshwright.compile.stacks import StackFolder
 from meshwright.compile.suggestions import Suggestion, axes_written, suggestions
 from meshwright.compile.value_names import GRADIENT, ValueNames, general, of_any_index
+from meshwright.core import tree
 from meshwright.core.program import Program, Var
 from meshwright.core.source import FORWARD
 from meshwright.core.types import TensorType
@@ -179,6 +180,7 @@ class Explanation:
     hardware: Any = None
     tries: bool = True  # whether other shardings of arguments are tried
     again: Any = None  # traces the program once more, and what that gave before
+    in_tree: tree.TreeDef | None = None  # of the arguments
 
     @cached_property
     def machine(self) -> Any:
@@ -212,7 +214,7 @@ class Explanation:
             now = measured.simulation if measured is not None else None
             if self.tries:
                 assert names is not None and self.reasons is not None
-                instead = suggestions(placed, names, self.machine, now, self.reasons, self.again)
+                instead = suggestions(placed, names, self.machine, now, self.reasons, self.again, self.in_tree)
         programs = [placed.source] if placed is not None else [self.program]
         return findings(self.collectives, programs, names, self.machine, measured, instead)
 

@@ -213,7 +213,8 @@ def placement_of(
             fix=f"mw.make_mesh({meshes[0].axis_sizes}, {meshes[0].axis_names}), which needs no machine",
         )
     groups = [n for n, arg in enumerate([*args, kwargs]) for _ in tree.leaves(arg)]
-    return Where(Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups), others=tuple(meshes[1:])))
+    told, others = tuple(place is not None for place in given), tuple(meshes[1:])
+    return Where(Placement(meshes[0], tuple(chosen), out_shardings, groups=tuple(groups), others=others, told=told))
 
 
 def _check_agreed(asked: Sharding, own: Any, ndim: int) -> None:

@@ -21,6 +21,7 @@ class Placement(NamedTuple):
     groups: tuple[int, ...] = ()  # which argument of the function each of these is part of
     others: tuple[BaseMesh, ...] = ()  # meshes that values are on, too
     thorough: bool = False  # whether layouts in parts of axes are tried that nobody wrote
+    told: tuple[bool, ...] = ()  # of which arguments ``in_shardings`` say where they are
     hardware: Any = None  # the machine that layouts are chosen for
 
 

@@ -14,7 +14,8 @@ from meshwright.compile.assignments import Assignment, WrittenBelow, assigned_va
 from meshwright.compile.partitioning import Collective, OtherShardings, PartitionedProgram, changed, partitioned
 from meshwright.compile.stacks import StackFolder
 from meshwright.compile.stages import Compilation
-from meshwright.compile.value_names import ValueNames, of_any_index
+from meshwright.compile.updates import arguments_anew
+from meshwright.compile.value_names import ValueNames, for_all, of_any_index
 from meshwright.core import tree
 from meshwright.core.facts import Structure
 from meshwright.core.op import is_elementwise
@@ -54,7 +55,8 @@ class Suggestion(NamedTuple):
     saved_seconds: float
     saved_memory: int
     seconds: float  # of the step as it is
-    code: str = ""  # to paste, of a result or a value
+    code: str = ""  # to paste, of a result, a value, or what jit's shardings say
+    results: tuple[str, ...] = ()  # that are these arguments anew, and go out as they come in
 
     @property
     def saves(self) -> bool:
@@ -74,13 +76,14 @@ class Suggestion(NamedTuple):
     @property
     def argument(self) -> str:
         """The name of the arguments, without the numbers in which they differ."""
-        return self.arguments[0] if len(self.arguments) == 1 else of_any_index(self.arguments[0])
+        return self.arguments[0] if self.kind in ("constraint", "value") else for_all(self.arguments)
 
     def __str__(self) -> str:
         nbytes = f"{_signed(-self.saved_bytes, show_bytes)} per device" if self.saved_bytes else "as many bytes"
         share = f" ({abs(self.saved_seconds) / self.seconds:.1%} of the step)" if self.seconds else ""
         seconds = "in the same time" if self.takes_as_long else f"{_signed(-self.saved_seconds, time_text)}{share}"
-        return f"{_VERBS[self.kind]} {self.argument} as {self.spec}: {nbytes}, {seconds}" + (
+        both = f" and {for_all(self.results)}" if self.results else ""
+        return f"{_VERBS[self.kind]} {self.argument}{both} as {self.spec}: {nbytes}, {seconds}" + (
             f", {_signed(-self.saved_memory, size_text)} of memory" if self.saved_memory else ""
         )
 
@@ -92,16 +95,31 @@ class Suggestion(NamedTuple):
             return f"mw.lax.with_sharding_constraint(x, {place})  # at {', '.join(self.arguments)}"
         if self.code:
             return self.code
-        if len(self.arguments) == 1:
-            return f"mw.device_put({self.arguments[0]}, {place})"
-        numbered = [self.argument.replace("*", str(n)) for n in range(len(self.arguments))]
-        if self.argument.count("*") == 1 and numbered == list(self.arguments):
-            one = self.argument.replace("*", "n")
-            return f"for n in range({len(self.arguments)}): {one} = mw.device_put({one}, {place})"
-        return "; ".join(f"{one} = mw.device_put({one}, {place})" for one in self.arguments)
+        return _put(self.arguments, place)
 
 
 _VERBS = {"argument": "lay out", "result": "return", "constraint": "constrain the value at", "value": "constrain"}
+
+
+def _are_numbered(names: Sequence[str]) -> bool:
+    """Whether names are one with the numbers from zero on."""
+    one = for_all(names) if names else ""
+    return one.count("*") == 1 and [one.replace("*", str(n)) for n in range(len(names))] == list(names)
+
+
+def _put(names: Sequence[str], place: str) -> str:
+    """Code that brings arguments into a sharding."""
+    if len(names) == 1:
+        return f"mw.device_put({names[0]}, {place})"
+    if _are_numbered(names):
+        one = for_all(names).replace("*", "n")
+        return f"for n in range({len(names)}): {one} = mw.device_put({one}, {place})"
+    return "; ".join(f"{one} = mw.device_put({one}, {place})" for one in names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a sentence: one for all of them, if nothing else is called so."""
+    return for_all(names) if _are_numbered(names) else ", ".join(names)
 
 
 def _signed(amount: float, text: Any) -> str:
@@ -128,9 +146,11 @@ class _Candidate(NamedTuple):
     sharding: NamedSharding
     kind: str = "argument"
     assigned: Assignment | None = None
+    results: tuple[int, ...] = ()  # that are these arguments anew, and were asked for in their sharding
 
     def changes(self) -> OtherShardings:
-        return OtherShardings(**{f"{self.kind}s": dict.fromkeys(self.numbers, self.sharding)})
+        found = OtherShardings(**{f"{self.kind}s": dict.fromkeys(self.numbers, self.sharding)})
+        return found._replace(results=dict.fromkeys(self.results, self.sharding)) if self.results else found
 
 
 Again = Callable[[AbstractContextManager[Any]], Compilation | None]
@@ -143,6 +163,7 @@ def suggestions(
     now: Simulation | None,
     reasons: Reasons,
     again: tuple[Again, Program] | None = None,
+    in_tree: tree.TreeDef | None = None,
 ) -> list[Suggestion | None]:
     """For each collective of a program the best of the shardings that were tried on its account, better than what there
     is or not. Looked at first is what brings the axes of an argument to other dims, which it can do without; then those
@@ -150,13 +171,14 @@ def suggestions(
 
     Tried are: the sharding that an argument is brought into for its first use; of an argument that an axis of the
     moved value comes from, of a result that it is, of a constraint on it, and of what lines assign that lead to it,
-    this axis left out, or along another dim.
+    this axis left out, or along another dim. ``in_tree`` is that of the arguments: those that come back updated in the
+    sharding that they came in, because `jit` was told so, are tried in and out.
     """
     inlined = placed.compilation.inlined
     best: list[Suggestion | None] = [None] * len(placed.collectives)
     if now is None or inlined is None or inlined.fixed:  # types say what goes where
         return best
-    trial = _Trial(placed, names, reasons, hardware, now, again)
+    trial = _Trial(placed, names, reasons, hardware, now, again, in_tree)
     tried: dict[_Candidate, Suggestion | None] = {}
     large = len(placed.source.eqns) > LARGE
     room = {"argument": MOST_TRIED, "other": MOST_OTHERS, "value": MOST_VALUES}
@@ -223,6 +245,7 @@ class _Trial:
         hardware: Any,
         now: Simulation,
         again: tuple[Again, Program] | None,
+        in_tree: tree.TreeDef | None,
     ) -> None:
         self.placed, self.names, self.reasons = placed, names, reasons
         self.hardware, self.now, self.received = hardware, now, received(placed.collectives)
@@ -230,16 +253,23 @@ class _Trial:
         self.assigned = assigned_values(placed.source) if self.again is not None else {}
         self.refused: set[Assignment] = set()  # which no constraint can be written below
         self.folder = StackFolder([placed.source])
+        self.state = _state(placed, in_tree) if in_tree is not None else {}
 
     def candidates(self, c: Collective) -> Iterator[_Candidate]:
         """Shardings without which a collective might not be needed, a few."""
         placed, names = self.placed, self.names
         if c.implicit:
-            yield from islice(dict.fromkeys(_of_arguments(placed, names, self.reasons, c)), MOST_FOR_ONE)
-        others = chain(_of_results(placed, names, c), _of_constraints(placed, names, c))
+            of_arguments = islice(dict.fromkeys(_of_arguments(placed, names, self.reasons, c)), MOST_FOR_ONE)
+            yield from map(self._in_and_out, of_arguments)
+        of_results = (one for one in _of_results(placed, names, c) if not self.state.keys() & set(one.numbers))
+        others = chain(of_results, _of_constraints(placed, names, c))
         yield from islice(dict.fromkeys(others), MOST_OTHERS_FOR_ONE)
         if c.implicit:
             yield from islice(dict.fromkeys(self._values(c)), MOST_VALUES_FOR_ONE)
+
+    def _in_and_out(self, candidate: _Candidate) -> _Candidate:
+        """With the results that are the arguments anew."""
+        return candidate._replace(results=tuple(n for n, of in self.state.items() if of in candidate.numbers))
 
     def is_misplaced(self, c: Collective) -> bool:
         """Whether an argument comes with axes on other dims than those it is used with. What is gathered may be so
@@ -263,6 +293,7 @@ class _Trial:
             self.now.peak_bytes_per_device - run.peak_bytes_per_device,
             self.now.seconds,
             _code(self.placed, self.names, candidate),
+            tuple(self.names.out_names[n] for n in candidate.results),
         )
 
     def _values(self, c: Collective) -> Iterator[_Candidate]:
@@ -308,6 +339,15 @@ class _Trial:
         return partitioned(start)
 
 
+def _state(placed: PartitionedProgram, in_tree: tree.TreeDef) -> dict[int, int]:
+    """By the number of a result, the argument that it is anew, of those that were asked for in their sharding."""
+    inlined = placed.compilation.inlined
+    assert inlined is not None
+    args, kwargs = tree.unflatten(in_tree, range(in_tree.num_leaves))
+    found = arguments_anew(placed.source, [*args, *(arg for _, arg in sorted(kwargs.items()))], placed.out_tree)
+    return {n: of for n, of in found.items() if inlined.asked[n] is not None and inlined.asked[n] == inlined.given[of]}
+
+
 def _names(placed: PartitionedProgram, names: ValueNames, candidate: _Candidate) -> tuple[str, ...]:
     """What a user calls the arguments or results that a candidate is for; of constraints, their lines."""
     if candidate.assigned is not None:
@@ -326,13 +366,28 @@ class _Text(str):
 
 def _code(placed: PartitionedProgram, names: ValueNames, candidate: _Candidate) -> str:
     """The line to write below another, the ``out_shardings`` of a jit, or constraints before the return where there
-    are many results; nothing for what is said by names alone."""
-    place = _place(candidate.sharding.spec)
+    are many results; of what ``in_shardings`` or ``out_shardings`` say, what they should; nothing for what is said by
+    names alone."""
+    place, inlined = _place(candidate.sharding.spec), placed.compilation.inlined
+    assert inlined is not None
+    if candidate.kind == "argument":
+        told = any(placed.placement.told[n] for n in candidate.numbers if placed.placement.told)
+        ins = _listed([names.names[n] for n in candidate.numbers])
+        outs = _listed([names.out_names[n] for n in candidate.results])
+        back = f"{outs} in out_shardings" if outs else ""
+        if told:
+            return f"{place}  # of {ins} in in_shardings" + (f" and of {back}" if back else "")
+        if not back:
+            return ""
+        code = _put([names.names[n] for n in candidate.numbers], place)
+        return f"{code}  # and the same sharding of {back}"
     if candidate.assigned is not None:
         at = candidate.assigned
         return f"{at.name} = mw.lax.with_sharding_constraint({at.name}, {place})  # below {at.place}"
     if candidate.kind != "result":
         return ""
+    if any(inlined.asked[n] is not None for n in range(placed.out_tree.num_leaves)):
+        return f"{place}  # of {_listed([names.out_names[n] for n in candidate.numbers])} in out_shardings"
     if placed.out_tree.num_leaves > MOST_LEAVES:
         lines = (f"mw.lax.with_sharding_constraint({names.out_names[n]}, {place})" for n in candidate.numbers)
         return "; ".join(lines)

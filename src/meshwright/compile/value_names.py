@@ -95,6 +95,17 @@ def general(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
+def for_all(names: Sequence[str]) -> str:
+    """One name for those that differ in indices alone: a star where they do.
+
+    >>> for_all(["result[1][0]['w']", "result[1][1]['w']"])
+    "result[1][*]['w']"
+    """
+    columns = zip(*(_INDEX.findall(name) for name in names), strict=True)
+    shown = iter(["*" if len(set(column)) > 1 else column[0] for column in columns])
+    return _INDEX.sub(lambda _: next(shown), names[0])
+
+
 def of_any_index(name: str) -> str:
     """The name of an array in lists, whatever its places in them.
 

@@ -108,6 +108,7 @@ class Localizer:
     windows: dict[Any, tuple[Value, Value]] = field(default_factory=dict)  # of blocks, which come first, as fetched
     free: dict[Atom, Eqn | None] = field(default_factory=dict)  # what depends on no argument, and the equations of it
     magnitudes: dict[Atom, Magnitude] = field(default_factory=dict)  # of what depends on no argument
+    operands_of: dict[Var, tuple[tuple[Atom, TensorSharding], ...]] = field(default_factory=dict)  # as they were read
     subject: tuple[Atom | None, Source | None] = (None, None)  # the value that is being resharded, and who left it so
     around: BaseMesh | None = None  # in a part that is written for some axes: the mesh with those, too
     _versions: dict[Atom, list[Version]] = field(default_factory=dict)
@@ -209,7 +210,10 @@ class Localizer:
     def summed_by(self, made: Eqn, have: TensorSharding) -> Eqn:
         """The equation that left partial sums which others, linear ones, only passed on."""
         while have.unreduced:
-            passed = [a for a in made.inputs if a in self.made and self._versions[a][0].layout.unreduced]
+            read = self.operands_of.get(made.outputs[0])
+            if read is None:  # a rule of its own
+                read = tuple((a, self._versions[a][0].layout) for a in made.inputs if a in self.made)
+            passed = [a for a, s in read if a in self.made and set(have.unreduced) <= set(s.unreduced)]
             if not passed:
                 break
             made = self.made[passed[0]]
@@ -443,6 +447,7 @@ class Localizer:
         for x, t in zip(outs, result_types, strict=True):
             if x.shape != t.shape:
                 raise _not_local(eqn, x.type, t)
+        self.operands_of.update(dict.fromkeys(eqn.outputs, tuple(zip(eqn.inputs, operands, strict=True))))
         return [Version(s, x) for s, x in zip(results, outs, strict=True)]
 
     def inside(self) -> Localizer:

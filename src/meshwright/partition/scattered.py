@@ -20,7 +20,7 @@ def scatter_sums(program: Program, whys: dict[Var, CollectiveReason], cost: Mach
 
     Sums without an entry in ``whys`` were written by the user, and stay. An axis that the parts do not lie along is
     summed over afterwards, when there is less to sum, unless one sum over all axes is faster on the machine named. The
-    reason is that of the parts.
+    reason is what leaves the sum, and what reads the parts.
 
     b: f32[8] = psum a axes=('i',)            ==>    c: f32[4]{i} = psum_scatter a axes=('i',) dim=0
     c: f32[4]{i} = pscatter b axes=('i',)

@@ -10,13 +10,12 @@ from meshwright.api.microbatched import checked_arguments, microbatched
 from meshwright.arrays.tracing import check_function, leaf_type, trace_flat
 from meshwright.compile.compiled import Compiled
 from meshwright.compile.jit import jit
+from meshwright.compile.updates import arguments_anew
 from meshwright.core import tree
-from meshwright.core.facts import Memory, Structure
-from meshwright.core.op import is_elementwise, memory_of
-from meshwright.core.program import Atom, Program, Var
+from meshwright.core.facts import Structure
+from meshwright.core.program import Program, Var
 from meshwright.core.source import here
 from meshwright.core.trace import run
-from meshwright.core.types import TensorType
 from meshwright.errors import MeshwrightError, ShapeError
 from meshwright.hardware.topology import Topology
 from meshwright.search.layout.evaluate import constrained, evaluated, simplified
@@ -53,7 +52,7 @@ class Step:
         self.names = _names(function, self.args)
         self.argument = [n for n, arg in enumerate(self.args) for _ in tree.leaves(arg)]
         self.batch = self._batch(batch_args)
-        self.returned = self._returned()
+        self.returned = arguments_anew(self.program, self.args, self.out_tree)
         self.state = {n for n in range(len(self.args)) if self._is_state(n)}
         if batch_args is None:
             self.batch -= {n for n, arg in enumerate(self.argument) if arg in self.state}
@@ -111,42 +110,6 @@ class Step:
         other = {self.argument[n] for n in self.batch if self.types[n].shape[0] not in rows} if rows else set()
         without = {n for n in self.batch if self.argument[n] in other}
         return without if without < self.batch else set()
-
-    def _returned(self) -> dict[int, int]:
-        """By the number of a result, the argument that it is anew: trees of results that arguments have, too, of the
-        same types, whose leaves follow by elementwise ops from that argument, as in an update (parameters may follow
-        from a copy in higher precision beside them), or are written into it, as caches are; or from another that the
-        step returns anew."""
-        results = tree.unflatten(self.out_tree, range(self.out_tree.num_leaves))
-        made_of = self._made_of()
-        types = [_kind(atom.type) for atom in self.program.outputs]
-        found: dict[int, int] = {}
-        parts = [results, *(results if isinstance(results, tuple | list) else [])]
-        arguments = [[n for n, arg in enumerate(self.argument) if arg == number] for number in range(len(self.args))]
-        for others in (False, True):
-            known = set(found.values())
-            for arg, mine in zip(self.args, arguments, strict=True):
-                if not mine or mine[0] in found.values():
-                    continue
-                sources = known if others else set(mine)
-                for part in parts:
-                    numbers = tree.leaves(part)
-                    same = tree.flatten(arg)[1] == tree.flatten(part)[1] and not any(n in found for n in numbers)
-                    if same and all(
-                        types[m] == _kind(self.types[n]) and made_of[m] & sources
-                        for n, m in zip(mine, numbers, strict=True)
-                    ):
-                        found.update(zip(numbers, mine, strict=True))
-                        break
-        return found
-
-    def _made_of(self) -> list[frozenset[int]]:
-        """For each result the arguments of its shape from which it follows by elementwise ops, or is written over."""
-        made = _follow(self.program, [frozenset((n,)) for n in range(len(self.program.inputs))])
-        return [
-            frozenset(n for n in sources if self.types[n].shape == atom.type.shape)
-            for sources, atom in zip(made, self.program.outputs, strict=True)
-        ]
 
     def _batch(self, given: Any) -> set[int]:
         """The leaves that have the batch as their first dim."""
@@ -208,28 +171,6 @@ class Step:
         made = jit(function, donate_argnums=self.donate, **options)
         found: Compiled = made.lower(*self.args).compile()
         return found
-
-
-def _follow(program: Program, given: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """For each result what it follows from by elementwise ops, or is written over; in scans, too."""
-    known: dict[Atom, frozenset[int]] = dict(zip(program.inputs, given, strict=True))
-    nothing: frozenset[int] = frozenset()
-    for eqn in program.eqns:
-        sources = [known.get(a, nothing) for a in eqn.inputs]
-        if is_elementwise(eqn):
-            known.update(dict.fromkeys(eqn.outputs, nothing.union(*sources)))
-        elif eqn.op.structure is Structure.ROWS:
-            inside = _follow(eqn.params["body"], [frozenset((n,)) for n in range(len(sources))])
-            for var, numbers in zip(eqn.outputs, inside, strict=True):
-                known[var] = nothing.union(*(sources[n] for n in numbers))
-        elif memory_of(eqn) is Memory.IN_PLACE and len(eqn.outputs) == 1:
-            known[eqn.outputs[0]] = sources[0]
-    return [known.get(atom, nothing) for atom in program.outputs]
-
-
-def _kind(t: TensorType) -> tuple[Any, Any]:
-    """The shape and dtype of a value."""
-    return t.shape, t.dtype
 
 
 def _names(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
