@@ -46,10 +46,11 @@ def _dicts_of(treedef: TreeDef) -> tuple[bool, bool]:
 
 
 def _sorted(treedef: TreeDef) -> TreeDef:
-    if not treedef.num_children:
+    level = treedef.one_level()
+    if level is None or not treedef.num_children:
         return treedef
     try:
-        made = optree.tree_unflatten(treedef.one_level(), [_sorted(child) for child in treedef.children()])
+        made: Any = optree.tree_unflatten(level, [_sorted(child) for child in treedef.children()])
         if treedef.type is dict:
             made = {key: made[key] for key in treedef.entries()}
         elif treedef.type is defaultdict:
