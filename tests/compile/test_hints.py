@@ -167,7 +167,7 @@ def test_a_hint_on_a_result_holds() -> None:
     hint = next(one for one in before.explanation("tpu v5e").cheaper() if one.kind == "result")
     assert hint.arguments == ("result['out']",)
     assert "return result['out'] as P('data', 'model'): −" in before.explain("tpu v5e")
-    assert hint.fix == "mw.jit(f, out_shardings={'out': mw.NamedSharding(mesh, mw.P('data', 'model')), 'norm': None})"
+    assert hint.fix == "mw.jit(f, out_shardings={'norm': None, 'out': mw.NamedSharding(mesh, mw.P('data', 'model'))})"
     pasted = eval(hint.fix, {"mw": mw, "mesh": MESH, "f": project})
     shapes = (on((4096, 1024), "data"), on((1024, 4096), None, "model"), on((4096, 1024), "model"))
     assert_promised(before, pasted.lower(*shapes).compile(), hint)
